@@ -60,7 +60,8 @@ class Sequence:
     num_cached_tokens: int = 0  # prompt tokens that the first admission found in the cache
     slot: int | None = None
     block_table: list[int] = field(default_factory=list)
-    block_hashes: list[int] = field(
+    block_hashes: list[int] = field(default_factory=list)  # chained, one for each full block looked at so far
+    token_on_device: bool = False  # its last token was drawn in the slot it holds now
         default_factory=list
     )  # of its full blocks that are in the prefix cache or were looked up
     finish_reason: str | None = None
@@ -123,8 +124,8 @@ class Chunk:
 
     @property
     def is_decode(self) -> bool:
-        """One token whose id the device already knows, because it drew it."""
-        return self.length == 1 and self.draws and bool(self.seq.output_token_ids)
+        """One token whose id the device already knows, because it drew it in this slot."""
+        return self.length == 1 and self.seq.token_on_device
 
 
 @dataclass(slots=True)
@@ -158,6 +159,15 @@ class ChunkResult:
     token: int | None  # None when the chunk does not draw
     logprobs: TokenLogprobs | None = None  # when params.logprobs is set and a token was drawn
     prompt_logprobs: list[TokenLogprobs] | None = None  # of positions start+1 … that lie in the prompt
+
+
+@dataclass
+class StepReport:
+    """What one step did, for whoever drives the engine."""
+
+    deltas: list[Delta]
+    num_tokens: int = 0  # prompt and output tokens computed
+    seconds: float = 0.0
 
 
 @dataclass
