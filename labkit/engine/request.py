@@ -62,8 +62,6 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[int] = field(default_factory=list)  # chained, one for each full block looked at so far
     token_on_device: bool = False  # its last token was drawn in the slot it holds now
-        default_factory=list
-    )  # of its full blocks that are in the prefix cache or were looked up
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     first_scheduled_time: float | None = None
