@@ -65,7 +65,7 @@ class ChatTemplate:
                     raise OverflowError(f"the prompt has more than {MAX_CHARACTERS} characters")
                 pieces.append(piece)
         except Exception as error:  # whatever goes wrong in a template is Python's to choose
-            raise RequestError(f"the chat template of {self._where} refuses these messages: {error}", "messages") from error
+            raise RequestError(f"the chat template of {self._where} refuses these messages: {str(error) or type(error).__name__}", "messages") from error
         return "".join(pieces)
 
 
