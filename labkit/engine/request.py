@@ -60,15 +60,19 @@ class Sequence:
     num_cached_tokens: int = 0  # prompt tokens that the first admission found in the cache
     slot: int | None = None
     block_table: list[int] = field(default_factory=list)
-    block_hashes: list[int] = field(
-        default_factory=list
-    )  # of its full blocks that are in the prefix cache or were looked up
+    block_hashes: list[int] = field(default_factory=list)  # chained, one for each full block looked at so far
+    token_on_device: bool = False  # its last token was drawn in the slot it holds now
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    num_prompt_logprobs: int = 0  # of its prompt, already reported
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -123,8 +127,8 @@ class Chunk:
 
     @property
     def is_decode(self) -> bool:
-        """One token whose id the device already knows, because it drew it."""
-        return self.length == 1 and self.draws and bool(self.seq.output_token_ids)
+        """One token whose id the device already knows, because it drew it in this slot."""
+        return self.length == 1 and self.seq.token_on_device
 
 
 @dataclass(slots=True)
@@ -158,6 +162,15 @@ class ChunkResult:
     token: int | None  # None when the chunk does not draw
     logprobs: TokenLogprobs | None = None  # when params.logprobs is set and a token was drawn
     prompt_logprobs: list[TokenLogprobs] | None = None  # of positions start+1 … that lie in the prompt
+
+
+@dataclass
+class StepReport:
+    """What one step did, for whoever drives the engine."""
+
+    deltas: list[Delta]
+    num_tokens: int = 0  # prompt and output tokens computed
+    seconds: float = 0.0
 
 
 @dataclass

@@ -1,0 +1,68 @@
+"""The trace: what the engine did, one JSON object an event.
+
+    {"t": 1.25, "step": 17, "ev": "step", "prefill": [["r3", 0, 128]], "decode": ["r1"], "ms": 3.1, "free_blocks": 90}
+
+Widgets, dashboard, plots and tests read this one format. The last events are kept in memory; with a path every
+event is written there too, one a line.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+EVENTS = (
+    "step",
+    "submit",
+    "admit",
+    "first_token",
+    "finish",
+    "preempt",
+    "cancel",
+    "alloc",
+    "free",
+    "hit",
+    "evict",
+    "draft",
+    "accept",
+)
+
+
+class Trace:
+    """Events in order of time; `t` is seconds since the trace began.
+
+    Args:
+        path: also write every event to this file (JSON lines), replacing what is there.
+        keep: how many of the last events stay in memory.
+    """
+
+    def __init__(self, path: str | Path | None = None, keep: int = 100_000):
+        self.events: collections.deque[dict[str, Any]] = collections.deque(maxlen=keep)
+        self.step = 0  # number of the step that is being made or run
+        self._start = time.monotonic()
+        self._encode = msgspec.json.Encoder().encode
+        self._file = open(path, "wb", buffering=1 << 16) if path is not None else None  # noqa: SIM115
+
+    def now(self) -> float:
+        """Seconds since the trace began."""
+        return time.monotonic() - self._start
+
+    def emit(self, ev: str, **fields: Any) -> None:
+        """Record an event; a request goes under `req`."""
+        event = {"t": round(self.now(), 6), "step": self.step, "ev": ev, **fields}
+        self.events.append(event)
+        if self._file is not None:
+            self._file.write(self._encode(event) + b"\n")
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
