@@ -144,9 +144,7 @@ def edit_json(path: Path, **fields: Any) -> None:
     write_json(path, {name: value for name, value in data.items() if value is not ...})
 
 
-def write_weights(
-    folder: Path, state: dict[str, Tensor], shards: int = 1, dtype: torch.dtype = torch.float32
-) -> None:
+def write_weights(folder: Path, state: dict[str, Tensor], shards: int = 1, dtype: torch.dtype = torch.float32) -> None:
     """model.safetensors, or shards with their index."""
     state = {name: tensor.to(dtype).contiguous() for name, tensor in state.items()}
     if shards == 1:
@@ -159,9 +157,7 @@ def write_weights(
         save_file({name: state[name] for name in names}, folder / file, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(names, file))
     size = sum(tensor.nbytes for tensor in state.values())
-    write_json(
-        folder / "model.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": weight_map}
-    )
+    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": weight_map})
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, eos: int | list[int] = 2, **fields: Any) -> None:

@@ -26,7 +26,9 @@ CPU = torch.device("cpu")
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "vocab_size": 320}
 
 
-def write(path: Path, family: str = "llama", kind: str = "F32", metadata: dict[str, Any] | None = None, **fields: Any) -> Path:
+def write(
+    path: Path, family: str = "llama", kind: str = "F32", metadata: dict[str, Any] | None = None, **fields: Any
+) -> Path:
     config = config_json(family, **fields)
     write_gguf(path, config, random_weights(config), kind, metadata=metadata)
     return path
@@ -147,7 +149,9 @@ def test_llama3_divisors_are_transformers() -> None:
 
     parameters = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0}
     parameters |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-    theirs = LlamaConfig(hidden_size=64, num_attention_heads=1, max_position_embeddings=131072, rope_parameters=parameters)
+    theirs = LlamaConfig(
+        hidden_size=64, num_attention_heads=1, max_position_embeddings=131072, rope_parameters=parameters
+    )
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](theirs, torch.device("cpu"))
     plain = 5e5 ** -(np.arange(0, 64, 2) / 64)
     np.testing.assert_allclose(plain / llama3_divisors(2 * np.pi / plain, 8.0, 8192, 1.0, 4.0), scaled, rtol=1e-5)

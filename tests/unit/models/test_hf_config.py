@@ -85,9 +85,10 @@ def test_same_meaning_as_transformers(family: str, fields: dict[str, Any], tmp_p
     assert ours.rope.rope_type == rope["rope_type"] and ours.rope.theta == rope["rope_theta"]
     for name in rope.keys() - {"rope_type", "type", "rope_theta"}:
         assert getattr(ours.rope, name) == rope[name], name
-    kinds = getattr(theirs, "layer_types", None) or [
-        "sliding_attention" if getattr(theirs, "sliding_window", None) else "full_attention"
-    ] * ours.num_layers
+    kinds = (
+        getattr(theirs, "layer_types", None)
+        or ["sliding_attention" if getattr(theirs, "sliding_window", None) else "full_attention"] * ours.num_layers
+    )
     windows = [theirs.sliding_window if kind == "sliding_attention" else None for kind in kinds]
     assert list(ours.sliding_windows) == windows
 

@@ -119,7 +119,9 @@ def test_every_text_goes_there_and_back(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(folder(tmp_path, byte_tokenizer()))
     rng = random.Random(3)
     texts = [text for text in TEXTS if "<s>" not in text]
-    texts += ["".join(chr(rng.choice([rng.randrange(32, 127), rng.randrange(0xD7FF)])) for _ in range(50)) for _ in range(50)]
+    texts += [
+        "".join(chr(rng.choice([rng.randrange(32, 127), rng.randrange(0xD7FF)])) for _ in range(50)) for _ in range(50)
+    ]
     for text in texts:
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text
@@ -132,7 +134,9 @@ def test_bytes_of_a_part_of_a_character(tmp_path: Path) -> None:
     assert [len(tokenizer.token_bytes(i)) for i in ids] and b"".join(map(tokenizer.token_bytes, ids)) == "漢".encode()
     assert {tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)} >= {bytes([byte]) for byte in range(256)}
     assert tokenizer.token_bytes(2) == b"</s>"
-    assert tokenizer.token_bytes(tokenizer.vocab_size) == tokenizer.token_bytes(-1) == tokenizer.token_bytes(10**12) == b""
+    assert (
+        tokenizer.token_bytes(tokenizer.vocab_size) == tokenizer.token_bytes(-1) == tokenizer.token_bytes(10**12) == b""
+    )
 
 
 def test_bytes_where_pieces_fall_back_to_bytes(tmp_path: Path) -> None:
