@@ -74,7 +74,13 @@ def _print_version(wanted: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version.",
+        ),
     ] = False,
 ) -> None:
     pass
@@ -96,9 +102,17 @@ def _take_debug_everywhere(app: typer.Typer) -> None:
 
 
 def _with_debug(function: Callable[..., Any]) -> Callable[..., Any]:
-    option = typer.Option("--debug", callback=_set_debug, is_eager=True, help="Show the traceback of an error.")
+    option = typer.Option(
+        "--debug",
+        callback=_set_debug,
+        is_eager=True,
+        help="Show the traceback of an error.",
+    )
     debug = inspect.Parameter(
-        "debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
+        "debug",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[bool, option],
     )
     own = list(inspect.signature(function, eval_str=True).parameters.values())
 

@@ -46,6 +46,9 @@ class FieldOptions:
     omit: Collection[str] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def _field(self, name: str) -> dataclasses.Field[Any]:
+        return next(field for field in dataclasses.fields(self.config) if field.name == name)
+
     def names(self) -> list[str]:
         fields = [f.name for f in dataclasses.fields(self.config)]
         return [name for name in fields if name not in self.omit and (not self.only or name in self.only)]
@@ -66,11 +69,14 @@ class FieldOptions:
             rich_help_panel=self.title,
         )
         return inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=self._default(name), annotation=Annotated[kind, option]
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=self._default(name),
+            annotation=Annotated[kind, option],
         )
 
     def _default(self, name: str) -> Any:
-        field = self.config.__dataclass_fields__[name]
+        field = self._field(name)
         default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
         default = self.defaults.get(name, default)
         return list(default) if isinstance(default, tuple) else default
@@ -89,7 +95,7 @@ class FieldOptions:
         if isinstance(value, list):
             if self.environment:  # a variable holds several, separated by commas or spaces
                 value = [part for text in value for part in text.replace(",", " ").split()]
-            return tuple(value) or self.config.__dataclass_fields__[name].default
+            return tuple(value) or self._field(name).default
         return value
 
 
@@ -125,7 +131,9 @@ def option_type(hint: Any) -> Any:
     return inner if inner is hint else inner | None
 
 
-def options(**groups: FieldOptions) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def options(
+    **groups: FieldOptions,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace each keyword argument named in `groups` by the options of its dataclass."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:

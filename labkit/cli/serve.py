@@ -13,13 +13,19 @@ from labkit.config import EngineConfig
 from labkit.server.serve import ServerConfig
 
 SERVER = FieldOptions(
-    ServerConfig, SERVER_HELP, "Server (each also as LABKIT_… in the environment)", environment=True
+    ServerConfig,
+    SERVER_HELP,
+    "Server (each also as LABKIT_… in the environment)",
+    environment=True,
 )
 
 
 @options(server=SERVER, engine=ENGINE)
 def serve(
-    model: Annotated[str, typer.Argument(help="toy, smollm2-135m, a folder, a .gguf file or a hub id.")] = "toy",
+    model: Annotated[
+        str,
+        typer.Argument(help="toy, smollm2-135m, a folder, a .gguf file or a hub id."),
+    ] = "toy",
     *,
     server: ServerConfig,
     engine: EngineConfig,
