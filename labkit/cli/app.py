@@ -48,6 +48,7 @@ def run(args: list[str]) -> int:
     return 0
 
 
+@functools.cache  # it adds to the sub-commands' own apps
 def build() -> typer.Typer:
     app = typer.Typer(
         name="labkit",

@@ -152,7 +152,8 @@ class Conversation:
                 "context_length_exceeded",
             )
         if dropped:
-            note(f"(the context of {self.context} tokens is full: the oldest {dropped} exchanges are forgotten)")
+            what = "1 exchange is" if dropped == 1 else f"{dropped} exchanges are"
+            note(f"(the context of {self.context} tokens is full: the oldest {what} forgotten)")
         return prompt
 
 
