@@ -1,0 +1,33 @@
+"""`labkit serve`: the OpenAI-style server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from labkit.cli.field_help import SERVER_HELP
+from labkit.cli.groups import ENGINE
+from labkit.cli.options import FieldOptions, options
+from labkit.config import EngineConfig
+from labkit.server.serve import ServerConfig
+
+SERVER = FieldOptions(
+    ServerConfig, SERVER_HELP, "Server (each also as LABKIT_… in the environment)", environment=True
+)
+
+
+@options(server=SERVER, engine=ENGINE)
+def serve(
+    model: Annotated[str, typer.Argument(help="toy, smollm2-135m, a folder, a .gguf file or a hub id.")] = "toy",
+    *,
+    server: ServerConfig,
+    engine: EngineConfig,
+) -> None:
+    """Serve a model over HTTP, as OpenAI's API has it.
+
+    labkit serve smollm2-135m --port 8000 --api-key my-key --max-model-len 2048
+    """
+    from labkit.server.serve import run
+
+    run(model, engine, server)
