@@ -62,7 +62,7 @@ def build() -> typer.Typer:
     for command in (generate, chat, serve, doctor):
         app.command(context_settings=NAMES)(command)
     app.add_typer(models, name="models", context_settings=NAMES)
-    app.add_typer(bench, name="bench", context_settings=NAMES)
+    app.add_typer(bench, name="bench", no_args_is_help=False, context_settings=NAMES)
     _take_debug_everywhere(app)
     return app
 

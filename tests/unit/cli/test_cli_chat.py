@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 
 import pytest
-from conftest import CONTEXT, FakeLLM, step_failed
+from fake_llm import CONTEXT, FakeLLM
 
 from labkit.cli.chat import Conversation
 from labkit.config import SamplingParams
-from labkit.errors import RequestError
+from labkit.errors import EngineStepError, RequestError
 
 ASKED = SamplingParams(max_tokens=None)
 
@@ -75,7 +75,7 @@ def test_a_message_that_is_too_long_leaves_the_talk_as_it_was(llm):
 
 
 def test_a_failed_answer_ends_a_pipe(labkit, llm, typed, monkeypatch):
-    monkeypatch.setattr(llm, "broken", step_failed())
+    monkeypatch.setattr(llm, "broken", EngineStepError("the step failed: out of luck"))
     typed("Hi\nagain\n")
     status, _, err = labkit("chat", "toy")
     assert status == 1 and err == "labkit: error: the step failed: out of luck\n" and len(llm.made[0].prompts) == 1
@@ -87,7 +87,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_failed_answer_leaves_a_terminal_going(labkit, llm, monkeypatch):
-    monkeypatch.setattr(llm, "broken", step_failed())
+    monkeypatch.setattr(llm, "broken", EngineStepError("the step failed: out of luck"))
     monkeypatch.setattr("sys.stdin", Terminal("Hi\nagain\n"))
     status, _, err = labkit("chat", "toy")
     assert status == 0 and err.count("labkit: error: the step failed: out of luck\n") == 2
