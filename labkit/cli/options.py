@@ -36,6 +36,7 @@ class FieldOptions:
         environment: each option may also come from LABKIT_FIELD.
         only, omit: names of the fields that are taken, or left out.
         defaults: where the command's default is another than the field's.
+        spelling: fields whose option has another name: one --api-key at a time, for the field api_keys.
     """
 
     config: type
@@ -45,6 +46,7 @@ class FieldOptions:
     only: Collection[str] = ()
     omit: Collection[str] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    spelling: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def _field(self, name: str) -> dataclasses.Field[Any]:
         return next(field for field in dataclasses.fields(self.config) if field.name == name)
@@ -58,12 +60,13 @@ class FieldOptions:
         return [self._parameter(name, types_[name]) for name in self.names()]
 
     def _parameter(self, name: str, hint: Any) -> inspect.Parameter:
-        kebab = name.replace("_", "-")
+        spelled = self.spelling.get(name, name)
+        kebab = spelled.replace("_", "-")
         kind = option_type(hint)
         option = typer.Option(
             f"--{kebab}/--no-{kebab}" if kind is bool else f"--{kebab}",
             help=self.help[name],
-            envvar=f"LABKIT_{name.upper()}" if self.environment else None,
+            envvar=f"LABKIT_{spelled.upper()}" if self.environment else None,
             show_envvar=False,
             metavar="JSON" if is_mapping(hint) else None,
             rich_help_panel=self.title,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+import types
 
 import pytest
 
 import labkit as package
 from labkit.cli.field_help import ENGINE_HELP, SAMPLING_HELP, SERVER_HELP
-from labkit.cli.options import FieldOptions, option_type
+from labkit.cli.options import option_type
 from labkit.config import EngineConfig, SamplingParams
 from labkit.errors import ModelError
+from labkit.server.config import ServerConfig
 
 
 def one_error(err: str) -> str:
@@ -132,26 +135,41 @@ def test_the_environment_sets_engine_options(labkit, llm, monkeypatch):
     assert status == 2 and "LABKIT_BLOCK_SIZE" in one_error(err)
 
 
-@pytest.mark.parametrize(("config", "texts"), [(EngineConfig, ENGINE_HELP), (SamplingParams, SAMPLING_HELP)])
+@pytest.mark.parametrize(
+    ("config", "texts"), [(EngineConfig, ENGINE_HELP), (SamplingParams, SAMPLING_HELP), (ServerConfig, SERVER_HELP)]
+)
 def test_every_field_has_its_help_and_nothing_else_has(config, texts):
     assert [field.name for field in dataclasses.fields(config)] == list(texts)
 
 
-def test_every_server_field_has_its_help():
-    from labkit.server.serve import ServerConfig
+def test_serve_hands_the_options_over(labkit, monkeypatch):
+    served = []
+    module = types.SimpleNamespace(run=lambda *given: served.append(given))
+    monkeypatch.setitem(sys.modules, "labkit.server.serve", module)
+    monkeypatch.setenv("LABKIT_API_KEY", "one, two")
+    monkeypatch.setenv("LABKIT_CORS_ORIGIN", "http://a http://b")
+    monkeypatch.setenv("LABKIT_MAX_NUM_SEQS", "4")
+    assert labkit("serve", "--port", "0", "--rate-limit", "1.5", "--seed", "3", "--api-key", "own")[0] == 0
+    assert labkit("serve", "smollm2-135m")[0] == 0
+    monkeypatch.delenv("LABKIT_API_KEY")
+    monkeypatch.delenv("LABKIT_CORS_ORIGIN")
+    assert labkit("serve")[0] == 0
+    origins = ("http://a", "http://b")
+    engine = EngineConfig(max_num_seqs=4)
+    assert served == [
+        (
+            "toy",
+            engine.replace(seed=3),
+            ServerConfig(port=0, rate_limit=1.5, api_keys=("own",), cors_origins=origins),
+        ),
+        ("smollm2-135m", engine, ServerConfig(api_keys=("one", "two"), cors_origins=origins)),
+        ("toy", engine, ServerConfig()),
+    ]
 
-    assert {field.name for field in dataclasses.fields(ServerConfig)} == set(SERVER_HELP)
 
-
-@dataclasses.dataclass(frozen=True)
-class Keys:
-    api_key: tuple[str, ...] = ()
-
-
-def test_a_variable_holds_several_values():
-    keys = FieldOptions(Keys, {"api_key": "Key."}, "Keys", environment=True)
-    assert keys.build({"api_key": ["one,two three"]}) == Keys(("one", "two", "three"))
-    assert keys.build({"api_key": []}) == Keys()
+def test_serve_refuses_a_wrong_option(labkit):
+    status, _, err = labkit("serve", "--port", "70000")
+    assert status == 2 and "70000" in one_error(err)
 
 
 def test_types_of_options():
