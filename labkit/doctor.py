@@ -140,15 +140,18 @@ def _triton(device: torch.device) -> str:
     if importlib.util.find_spec("triton") is None:
         return "not installed"
     where = "in its interpreter" if device.type == "cpu" else f"on {device}"
-    if device.type == "cpu":
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+    before = os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = "1" if device.type == "cpu" else "0"
     try:
         from labkit.triton_probe import adds_one
 
         works = "works" if adds_one(device) else "gives wrong numbers"
     except Exception as error:  # whatever Triton, the driver or its C compiler raise
-        reason = str(error).strip() or "no reason given"
-        works = f"fails ({type(error).__name__}: {reason.splitlines()[0]})"
+        works = f"fails ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+    finally:
+        os.environ.pop("TRITON_INTERPRET")
+        if before is not None:
+            os.environ["TRITON_INTERPRET"] = before
     return f"{metadata.version('triton')}, {works} {where}"
 
 
