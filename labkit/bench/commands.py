@@ -76,7 +76,9 @@ def offline(
 @app.command()
 def plot(
     file: Annotated[Path, typer.Argument(help="A trace (.jsonl) or a record (.json).")],
-    perfetto: Annotated[bool, typer.Option("--perfetto", help="A trace: write JSON for ui.perfetto.dev instead.")] = False,
+    perfetto: Annotated[
+        bool, typer.Option("--perfetto", help="A trace: write JSON for ui.perfetto.dev instead.")
+    ] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="A record: print its table, draw nothing.")] = False,
 ) -> None:
     """Draw a trace as a timeline, or a record as bars, into a PNG beside the file.

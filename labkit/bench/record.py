@@ -127,9 +127,7 @@ class Record(msgspec.Struct, frozen=True):
     memory: Memory | None
 
 
-def summarise(
-    workload: WorkloadRecord, dtypes: dict[str, str], agreement: dict[str, float | None]
-) -> list[Summary]:
+def summarise(workload: WorkloadRecord, dtypes: dict[str, str], agreement: dict[str, float | None]) -> list[Summary]:
     """One row for each engine, in the order in which they first ran."""
     rows = []
     for engine in dict.fromkeys(run.engine for run in workload.runs):
@@ -157,8 +155,14 @@ def compare(model: str, rows: list[Summary], ours: str = "labkit") -> list[Compa
     """Our row against each peer's, workload by workload; workloads that we did not run are left out."""
     mine = {row.workload: row for row in rows if row.engine == ours}
     return [
-        Comparison(model, row.workload, mine[row.workload].tok_s, row.engine, row.tok_s,
-                   round(mine[row.workload].tok_s / row.tok_s, 3))
+        Comparison(
+            model,
+            row.workload,
+            mine[row.workload].tok_s,
+            row.engine,
+            row.tok_s,
+            round(mine[row.workload].tok_s / row.tok_s, 3),
+        )
         for row in rows
         if row.engine != ours and row.workload in mine
     ]
