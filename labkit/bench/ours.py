@@ -1,4 +1,4 @@
-"""Our own engine, seen from outside: what it gives back, what it costs in memory, and what a step costs besides the model."""
+"""Our own engine, seen from outside: what it gives back, its memory, and what a step costs besides the model."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Record(msgspec.Struct, frozen=True):
     memory: Memory | None
 
 
-def summarise(workload: WorkloadRecord, dtypes: dict[str, str], agreement: dict[str, float | None]) -> list[Summary]:
+def summarise(workload: WorkloadRecord, dtypes: dict[str, str], agreement: dict[str, float]) -> list[Summary]:
     """One row for each engine, in the order in which they first ran."""
     rows = []
     for engine in dict.fromkeys(run.engine for run in workload.runs):
