@@ -106,8 +106,8 @@ def draw_timeline(events: list[dict[str, Any]], path: Path) -> Path:
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=[max(1.0, height - 1.8), 1.2])
     for line, row in enumerate(data.rows.values()):
         top.broken_barh(row.waiting, (line - 0.1, 0.2), color=GREY)
-        top.broken_barh(row.prefill, (line - 0.4, 0.8), color=ORANGE, hatch="//", edgecolor="white", linewidth=0.3)
-        top.broken_barh(row.decode, (line - 0.25, 0.5), color=BLUE, edgecolor="white", linewidth=0.2)
+        top.broken_barh(row.prefill, (line - 0.4, 0.8), facecolor=ORANGE, hatch="//", edgecolor="white", linewidth=0.3)
+        top.broken_barh(row.decode, (line - 0.25, 0.5), facecolor=BLUE, edgecolor="white", linewidth=0.2)
         for kind, t in row.marks:
             marker, colour = MARKS[kind]
             top.plot([t], [line], marker, color=colour, markersize=6 if kind != "first_token" else 4)
@@ -185,7 +185,15 @@ def draw_record(record: Record, path: Path) -> Path:
             colour, hatch = styles[row.engine]
             error = [[row.tok_s - row.tok_s_min], [row.tok_s_max - row.tok_s]]
             axes.bar(x, row.tok_s, color=colour, hatch=hatch, edgecolor="white", yerr=error, capsize=4)
-            axes.text(x, 0, f"{row.tok_s:.4g}\n", ha="center", va="bottom", fontsize=9)
+            axes.text(
+                x,
+                row.tok_s / 20,
+                f"{row.tok_s:.4g}",
+                ha="center",
+                va="bottom",
+                fontsize=9,
+                bbox={"facecolor": "white", "pad": 1},
+            )
         axes.set_xticks(range(len(rows)), [row.engine for row in rows], fontsize=8)
         axes.set_title(f"{group}: {rows[0].counts} tok/s", fontsize=9)
     figure.suptitle(f"{record.model}, {record.dtype}, {record.machine.cpu}, {record.date[:10]}", fontsize=9)

@@ -65,8 +65,9 @@ def _step_cost(cost: StepCost | None) -> str:
     if cost is None:
         return ""
     return (
-        f"A step at {cost.streams} streams takes {cost.step_ms:.1f} ms: {cost.forward_ms:.1f} in the model, "
-        f"{cost.outside_ms:.2f} around it, of which {cost.scheduler_ms:.2f} in scheduling, booking and outputs."
+        f"A step at {cost.streams} streams takes {cost.step_ms:.1f} ms: {cost.model_ms:.1f} in the model, "
+        f"{cost.own_ms:.2f} around it ({cost.runner_ms:.2f} buffers and sampling, {cost.scheduler_ms:.2f} scheduler, "
+        f"{cost.caller_ms:.2f} outputs)."
     )
 
 

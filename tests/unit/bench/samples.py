@@ -63,7 +63,7 @@ def a_record() -> Record:
         workloads=workloads,
         summary=rows,
         comparisons=compare("tiny", rows),
-        step_cost=StepCost(8, 128, 65.0, 64.0, 1.0, 0.25),
+        step_cost=StepCost(8, 128, 65.0, 64.0, 0.5, 0.375, 0.125),
         memory=Memory(500 * MIB, 20 * MIB, 300 * MIB, 840 * MIB, 900 * MIB, 880 * MIB),
     )
 

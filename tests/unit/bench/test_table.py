@@ -24,8 +24,8 @@ def test_the_table() -> None:
         "commit 0123456.",
         "llama.cpp: not measured: no module named llama_cpp.",
         "Eight streams give 3.9 times the tokens of one.",
-        "A step at 8 streams takes 65.0 ms: 64.0 in the model, 1.00 around it, of which 0.25 in scheduling, booking "
-        "and outputs.",
+        "A step at 8 streams takes 65.0 ms: 64.0 in the model, 1.00 around it (0.50 buffers and sampling, "
+        "0.38 scheduler, 0.12 outputs).",
         "Loading adds 540 MiB of resident memory (at its peak 600); weights are 500 MiB, the KV cache 20.",
         "Raw: `data/recorded/cpu-offline-2026-11-30.json`.",
     ]

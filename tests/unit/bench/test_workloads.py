@@ -58,5 +58,5 @@ def test_shortened_keeps_the_prompts() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(LabkitError, match="'b7'.*decode1.*b64"):
+    with pytest.raises(LabkitError, match=r"'b7'.*decode1.*b64"):
         make_workload("b7", 1000)
