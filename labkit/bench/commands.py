@@ -47,6 +47,9 @@ def offline(
     unknown = sorted(set(workload or ()) - set(WORKLOADS))
     if unknown:
         raise typer.BadParameter(f"there is no workload {unknown[0]!r}; known ones: {', '.join(WORKLOADS)}")
+    if out is not None and out.suffix != ".json":
+        raise typer.BadParameter(f"--out is {str(out)!r}; it must end in .json, the CSV goes beside it")
+    (out or RECORDED / "x").parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes of measuring
     engine = _engine_config(
         device=device,
         dtype=dtype,
@@ -76,7 +79,9 @@ def offline(
 @app.command()
 def plot(
     file: Annotated[Path, typer.Argument(help="A trace (.jsonl) or a record (.json).")],
-    perfetto: Annotated[bool, typer.Option("--perfetto", help="A trace: write JSON for ui.perfetto.dev instead.")] = False,
+    perfetto: Annotated[
+        bool, typer.Option("--perfetto", help="A trace: write JSON for ui.perfetto.dev instead.")
+    ] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="A record: print its table, draw nothing.")] = False,
 ) -> None:
     """Draw a trace as a timeline, or a record as bars, into a PNG beside the file.

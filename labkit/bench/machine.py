@@ -68,7 +68,7 @@ def usable_cores() -> int:
 
 
 def _cpu_name() -> str:
-    """"Intel(R) Xeon(R) Processor", where `platform` knows only "x86_64"."""
+    """ "Intel(R) Xeon(R) Processor", where `platform` knows only "x86_64"."""
     if platform.system() == "Darwin":
         return _output_of("sysctl", "-n", "machdep.cpu.brand_string") or platform.processor()
     try:

@@ -1,7 +1,7 @@
 """`labkit bench offline`: our engine, and on demand its peers, over the same workloads in one process.
 
-Engines take turns (ours, peer, ours, peer, …), for the second half of the repeats in the opposite order, so that a machine
-that gets slower or warmer meanwhile favours nobody. Medians are compared; every single run is in the record.
+Engines take turns (ours, peer, ours, peer, …), for the second half of the repeats in the opposite order, so that a
+machine that gets slower or warmer meanwhile favours nobody. Medians are compared; every single run is in the record.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def measure(settings: Settings, say: Callable[[str], None]) -> Record:
     device = backend.resolve_device(settings.engine.device)
     machine = describe_machine()
     checkpoint = open_checkpoint(settings.model)
-    names = settings.workloads or (CUDA_WORKLOADS if device.type == "cuda" else CPU_WORKLOADS)
+    names = tuple(dict.fromkeys(settings.workloads)) or (CUDA_WORKLOADS if device.type == "cuda" else CPU_WORKLOADS)
     workloads = [make_workload(name, checkpoint.config.vocab_size) for name in names]
     name, parameters = checkpoint.name, checkpoint.num_parameters
     config = fitted(settings.engine, workloads, checkpoint.config.max_position_embeddings, device)
@@ -79,7 +79,8 @@ def measure(settings: Settings, say: Callable[[str], None]) -> Record:
         eight = next((w for w in workloads if len(w.prompts) == STEP_COST_STREAMS and w.counts == "output"), None)
         step_cost = ours.step_cost(eight) if eight and device.type == "cpu" else None
         if settings.peers:
-            peers = _add_peers(engines, resolve(settings.model), ours.dtype, device, workloads, say)
+            found, peers = _open_peers(settings.model, ours.dtype, device, workloads, say)
+            engines += found
         records, rows = _run_all(engines, workloads, settings.repeats, peers, say)
     finally:
         for engine in engines:
@@ -125,28 +126,15 @@ def fitted(config: EngineConfig, workloads: Sequence[Workload], model_len: int, 
     return config.replace(max_model_len=length, num_kv_blocks=blocks)
 
 
-def _add_peers(
-    engines: list[Engine],
-    path: Path,
-    dtype: str,
-    device: torch.device,
-    workloads: Sequence[Workload],
-    say: Callable[[str], None],
-) -> dict[str, str]:
-    """Load the peers into `engines`; returns for each how it runs, or why it does not."""
+def _open_peers(
+    model: str, dtype: str, device: torch.device, workloads: Sequence[Workload], say: Callable[[str], None]
+) -> tuple[list[Engine], dict[str, str]]:
     say("loading the peers")
     longest, streams = max(w.longest for w in workloads), max(len(w.prompts) for w in workloads)
-    found = open_peers(path, getattr(torch, dtype), device, longest, streams)
-    told: dict[str, str] = {}
-    for peer in found:
-        if isinstance(peer, str):
-            name, _, why = peer.partition(": ")
-            told[name] = why
-            say(f"{name}: {why}")
-        else:
-            told[peer.name] = peer.how
-            engines.append(peer)
-    return told
+    found, told = open_peers(resolve(model), getattr(torch, dtype), device, longest, streams)
+    for name, how in told.items():
+        say(f"{name}: {how}")
+    return found, told
 
 
 def _run_all(
@@ -156,9 +144,9 @@ def _run_all(
     peers: dict[str, str],
     say: Callable[[str], None],
 ) -> tuple[list[WorkloadRecord], list[Summary]]:
-    """Every workload in turn. A peer that refuses one is left out of it, and `peers` says so."""
+    """Every workload in turn, our engine first. A peer that refuses one is left out of it, and `peers` says so."""
     records, rows = [], []
-    order = itertools.count()
+    order, ours = itertools.count(), engines[0]
     dtypes = {engine.name: engine.dtype for engine in engines}
     for workload in workloads:
         say(f"{workload.name}: {len(workload.prompts)} requests, warming up")
@@ -171,7 +159,7 @@ def _run_all(
                 peers[engine.name] += f"; {workload.name} {error}"
         record, answers = _take_turns(able, workload, repeats, order)
         records.append(record)
-        agreement = {name: agree(answers["labkit"], answer) for name, answer in answers.items()}
+        agreement = {name: agree(answers[ours.name], answer) for name, answer in answers.items() if name != ours.name}
         rows += summarise(record, dtypes, {} if workload.temperature else agreement)
     return records, rows
 
@@ -214,10 +202,7 @@ def check_lengths(engine: str, workload: Workload, answer: Answer) -> None:
 
 
 def _as_run(engine: str, order: int, workload: Workload, answer: Answer) -> Run:
-    if workload.counts == "prompt":
-        counted = sum(map(len, workload.prompts))
-    else:
-        counted = sum(map(len, answer.token_ids))
+    counted = sum(map(len, workload.prompts if workload.counts == "prompt" else answer.token_ids))
     requests = [
         RequestTimes(len(prompt), len(tokens), 0.0, first, finished)
         for prompt, tokens, first, finished in zip(

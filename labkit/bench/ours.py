@@ -1,4 +1,4 @@
-"""Our own engine, seen from outside: what it gives back, what it costs in memory, and what a step costs besides the model."""
+"""Our own engine, seen from outside: what it gives back, its memory, and what a step costs besides the model."""
 
 from __future__ import annotations
 
@@ -76,9 +76,17 @@ class Labkit:
             answer = self.run(workload)
         after = engine.stats()
         steps = after.steps - before.steps
-        step, forward = answer.seconds / steps * 1e3, clock["seconds"] / steps * 1e3
-        own = (after.scheduler_seconds - before.scheduler_seconds) / steps * 1e3
-        return StepCost(len(workload.prompts), steps, step, forward, step - forward, own)
+        in_steps = after.step_seconds - before.step_seconds
+        in_scheduler = after.scheduler_seconds - before.scheduler_seconds
+        in_model = clock["seconds"]
+        parts = (
+            answer.seconds,
+            in_model,
+            in_steps - in_scheduler - in_model,
+            in_scheduler,
+            answer.seconds - in_steps,
+        )
+        return StepCost(len(workload.prompts), steps, *(part / steps * 1e3 for part in parts))
 
     def close(self) -> None:
         self.llm.close()

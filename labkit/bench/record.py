@@ -76,18 +76,26 @@ class WorkloadRecord(msgspec.Struct, frozen=True):
 class StepCost(msgspec.Struct, frozen=True):
     """Milliseconds of one decode step at `streams` streams, on average over `steps` steps.
 
-    step_ms = forward_ms + outside_ms, and scheduler_ms is a part of outside_ms:
+    step_ms is what the caller of `generate` waits for; the other four are its parts:
 
-        scheduler_ms   the engine's own Python: schedule, book, outputs
-        outside_ms     everything a caller waits for but the decoder's forward: also input buffers and sampling
+        model_ms       the decoder's forward pass and its logits
+        runner_ms      the rest of the runner: input buffers, drawing tokens
+        scheduler_ms   schedule, book, report
+        caller_ms      the LLM class around the engine: requests in, outputs together
     """
 
     streams: int
     steps: int
     step_ms: float
-    forward_ms: float
-    outside_ms: float
+    model_ms: float
+    runner_ms: float
     scheduler_ms: float
+    caller_ms: float
+
+    @property
+    def own_ms(self) -> float:
+        """All of a step that is not the model."""
+        return self.runner_ms + self.scheduler_ms + self.caller_ms
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -101,9 +109,10 @@ class Memory(msgspec.Struct, frozen=True):
     after_run_bytes: int  # after the first workload had been run once
 
     @property
-    def load_over_needed(self) -> float:
-        """What loading added, over weights + KV. 1.0: nothing is kept twice."""
-        return (self.after_load_bytes - self.before_bytes) / (self.weights_bytes + self.kv_bytes)
+    def load_over_weights(self) -> float:
+        """What loading added, over the weights' size. About 1: they are kept once. (The KV pool is made of pages
+        that take no memory until they are written.)"""
+        return (self.after_load_bytes - self.before_bytes) / self.weights_bytes
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -127,9 +136,7 @@ class Record(msgspec.Struct, frozen=True):
     memory: Memory | None
 
 
-def summarise(
-    workload: WorkloadRecord, dtypes: dict[str, str], agreement: dict[str, float | None]
-) -> list[Summary]:
+def summarise(workload: WorkloadRecord, dtypes: dict[str, str], agreement: dict[str, float]) -> list[Summary]:
     """One row for each engine, in the order in which they first ran."""
     rows = []
     for engine in dict.fromkeys(run.engine for run in workload.runs):
@@ -157,8 +164,14 @@ def compare(model: str, rows: list[Summary], ours: str = "labkit") -> list[Compa
     """Our row against each peer's, workload by workload; workloads that we did not run are left out."""
     mine = {row.workload: row for row in rows if row.engine == ours}
     return [
-        Comparison(model, row.workload, mine[row.workload].tok_s, row.engine, row.tok_s,
-                   round(mine[row.workload].tok_s / row.tok_s, 3))
+        Comparison(
+            model,
+            row.workload,
+            mine[row.workload].tok_s,
+            row.engine,
+            row.tok_s,
+            round(mine[row.workload].tok_s / row.tok_s, 3),
+        )
         for row in rows
         if row.engine != ours and row.workload in mine
     ]

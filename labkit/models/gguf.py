@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,7 +29,7 @@ from labkit.errors import ModelError
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
+_STRING, _ARRAY = 8, 9  # an array in an array is possible in the format, and in no model's file
 # gguf.dequantize works through 16 rows at a time; with this many elements in them it is limited by memory, not Python.
 _ELEMENTS_AT_ONCE = 1 << 17
 
@@ -72,7 +71,9 @@ class GgufFile:
     def _read_header(self, cursor: _Cursor) -> None:
         version = cursor.scalar("I")
         if version not in VERSIONS:
-            raise ModelError(f"{self.path} has GGUF version {version}; versions {VERSIONS} in little-endian order run here")
+            raise ModelError(
+                f"{self.path} has GGUF version {version}; versions {VERSIONS} in little-endian order run here"
+            )
         num_tensors, num_pairs = cursor.scalar("Q"), cursor.scalar("Q")
         for _ in range(num_pairs):
             key = cursor.string()
@@ -92,9 +93,9 @@ class GgufFile:
 
     def _alignment(self) -> int:
         alignment = self.metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1) or alignment > 1 << 30:
+        if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 30 or alignment & (alignment - 1):
             raise ModelError(
-                f"{self.path} ({self.size} bytes): general.alignment is {alignment}; it must be a power of two"
+                f"{self.path} ({self.size} bytes): general.alignment is {alignment}; it must be a power of two from 8 up"
             )
         return alignment
 
@@ -114,7 +115,7 @@ class GgufFile:
             num_bytes = math.prod(shape) // block * block_bytes
             if offset % alignment:
                 raise ModelError(f"{where} is not aligned to {alignment} bytes (file of {self.size} bytes)")
-            if start + offset + num_bytes > self.size:
+            if start + offset + -(-num_bytes // alignment) * alignment > self.size:  # the last one is padded too
                 raise ModelError(f"{where} needs {num_bytes} bytes, but the file ends after {self.size} bytes")
             if name in self.tensors:
                 raise ModelError(f"{where} is in the list twice (file of {self.size} bytes)")
@@ -199,10 +200,8 @@ class _Cursor:
         if kind in _SCALARS:
             width = struct.calcsize("<" + _SCALARS[kind])
             return list(struct.unpack(f"<{count}{_SCALARS[kind]}", self.take(count * width))) if count else []
-        # A string takes 8 bytes at least, an array in an array 12: a lying count is found before the loop.
-        if kind not in (_STRING, _ARRAY):
-            raise ModelError(f"{self.path}: metadata key {key} is a list of the unknown type {kind}")
-        if count * 8 > len(self.data) - self.at:
+        if kind != _STRING:
+            raise ModelError(f"{self.path}: metadata key {key} is a list of type {kind}, which is not supported")
+        if count * 8 > len(self.data) - self.at:  # a string takes 8 bytes at least: a lying count is found here
             self.cut(count * 8)
-        read: Callable[[], Any] = self.string if kind == _STRING else lambda: self._array(key)
-        return [read() for _ in range(count)]
+        return [self.string() for _ in range(count)]

@@ -33,21 +33,30 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def open_peers(path: Path, dtype: torch.dtype, device: torch.device, longest: int, streams: int) -> list[Engine | str]:
-    """Load every peer on the model at `path`; one that cannot run here is "name: why" instead.
+def open_peers(
+    path: Path, dtype: torch.dtype, device: torch.device, longest: int, streams: int
+) -> tuple[list[Engine], dict[str, str]]:
+    """Load every peer on the model at `path`.
 
     Args:
         longest: tokens of the longest request, prompt and output.
         streams: most requests at once.
+
+    Returns:
+        Those that can run here, and for every one how it runs, or "not measured: why".
     """
     # Here, not above: importing transformers takes seconds, and neither has to be installed.
     from labkit.bench.peers.llama_cpp import LlamaCpp
     from labkit.bench.peers.transformers import Transformers
 
-    found: list[Engine | str] = []
-    for peer in (Transformers, LlamaCpp):
+    found: list[Engine] = []
+    told: dict[str, str] = {}
+    for kind in (Transformers, LlamaCpp):
         try:
-            found.append(peer(path, dtype, device, longest, streams))
+            peer = kind(path, dtype, device, longest, streams)
         except NotMeasuredError as error:
-            found.append(f"{peer.name}: {error}")
-    return found
+            told[kind.name] = str(error)
+        else:
+            found.append(peer)
+            told[peer.name] = peer.how
+    return found, told

@@ -1,6 +1,6 @@
 """llama.cpp, through the C functions that llama-cpp-python binds: several sequences in one batch, greedy.
 
-The package's own `Llama` class runs one sequence at a time, so the batch is built here, as llama.cpp's own server does it.
+The package's own `Llama` class runs one sequence at a time, so the batch is built here, as llama.cpp's server does.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class LlamaCpp:
         self, batch: Any, todo: list[tuple[int, list[int]]], workload: Workload, tokens: list[list[int]]
     ) -> list[tuple[int, int]]:
         """Compute the given tokens of each sequence, packed into batches, and draw a token after each one's last."""
-        drawn, last = [], []  # last: (row in the batch, sequence) of rows whose logits are wanted
+        drawn: list[tuple[int, int]] = []
+        last: list[tuple[int, int]] = []  # (row in the batch, sequence) where logits are wanted
         rows = 0
 
         def flush() -> None:

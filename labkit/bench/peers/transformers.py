@@ -26,9 +26,11 @@ class Transformers:
         except ImportError as error:
             raise NotMeasuredError(f"not measured: {error}; install the extra, pip install 'labkit[peers]'") from error
         is_gguf = path.suffix == ".gguf"
-        where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name} if is_gguf else {
-            "pretrained_model_name_or_path": path
-        }
+        where = (
+            {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+            if is_gguf
+            else {"pretrained_model_name_or_path": path}
+        )
         try:
             self._model = AutoModelForCausalLM.from_pretrained(**where, dtype=dtype, attn_implementation="sdpa")
         except (ImportError, OSError, ValueError) as error:  # ValueError: accelerate is missing
