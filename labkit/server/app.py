@@ -124,7 +124,9 @@ def _add_models(app: FastAPI, service: Service) -> None:
 def _add_operations(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> Response:
-        return json_response({"status": "ok" if service.alive else "the engine has ended"}, 200 if service.alive else 503)
+        return json_response(
+            {"status": "ok" if service.alive else "the engine has ended"}, 200 if service.alive else 503
+        )
 
     @app.get("/ready")
     async def ready() -> Response:
@@ -202,7 +204,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """404 and 405 of the router."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    message = f"{request.method} {ascii(request.url.path[:200])}: {str(error.detail).lower()}"
+    message = f"{request.method} {request.url.path[:200]!a}: {str(error.detail).lower()}"
     return error_response(
         ApiError(error.status_code, "invalid_request_error", code, message, headers=dict(error.headers or {}))
     )

@@ -46,7 +46,7 @@ def invalid_key(message: str) -> ApiError:
 
 
 def model_not_found(name: str, served: str) -> ApiError:
-    message = f"the model {ascii(name[:200])} is not served here; {served!r} is"
+    message = f"the model {name[:200]!a} is not served here; {served!r} is"
     return ApiError(404, "invalid_request_error", "model_not_found", message, "model")
 
 

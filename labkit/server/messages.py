@@ -1,7 +1,7 @@
 """What the HTTP process and the engine process say to each other, as msgpack over one ZeroMQ socket.
 
-    HTTP process ── Launch, Add, Cancel, Stop, Shutdown ─→ engine process
-                 ←─ Ready | Failed, then Steps after each step ──
+HTTP process ── Launch, Add, Cancel, Stop, Shutdown ─→ engine process
+             ←─ Ready | Failed, then Steps after each step ──
 """
 
 from __future__ import annotations

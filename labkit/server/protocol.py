@@ -1,4 +1,4 @@
-"""What a client may send: the OpenAI fields that are acted on, and vLLM's extras. Everything else is refused by name."""
+"""What a client may send: OpenAI's fields that are acted on, and vLLM's extras. All else is refused by name."""
 
 from __future__ import annotations
 
@@ -34,11 +34,6 @@ class Strict(BaseModel):
     model: str | None = None
 
 
-class TextPart(Strict):
-    type: Literal["text"]
-    text: str
-
-
 class Message(BaseModel):
     """One message of a chat. Text parts are joined with a newline."""
 
@@ -65,8 +60,8 @@ class Message(BaseModel):
     def _join_parts(cls, value: Any) -> Any:
         if not isinstance(value, list):
             return value
-        texts = [part.get("text") for part in value if isinstance(part, dict) and part.get("type") == "text"]
-        if not value or len(texts) < len(value) or not all(isinstance(text, str) for text in texts):
+        texts = [part["text"] for part in value if _is_text_part(part)]
+        if not value or len(texts) < len(value):
             raise PydanticCustomError("parts", 'content must be a string or a list of {{"type": "text", "text": "…"}}')
         return "\n".join(texts)
 
@@ -277,6 +272,10 @@ def _decode(body: bytes) -> dict[str, Any]:
     return value
 
 
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
 def _are_ids(value: list[Any]) -> bool:
     return all(type(item) is int for item in value)
 
@@ -299,7 +298,7 @@ def _explain(error: ValidationError) -> ApiError:
         return bad_request(f"{param} is missing", param)
     if kind in ("fields", "prompt", "parts"):
         return bad_request(message, param)
-    seen = f", not {ascii(given)}" if isinstance(given, (bool, int, float, str)) and len(str(given)) < 50 else ""
+    seen = f", not {given!a}" if isinstance(given, (bool, int, float, str)) and len(str(given)) < 50 else ""
     return bad_request(f"{param}: {message[0].lower()}{message[1:]}{seen}", param)
 
 

@@ -24,7 +24,6 @@ from labkit.server.security import DEV_KEY, Keys, check_production
 from labkit.server.service import Service
 
 SECONDS_FOR_LAST_BYTES = 2
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 class Uvicorn(uvicorn.Server):
@@ -91,18 +90,26 @@ class Server:
 
 
 def run(model: str, engine: EngineConfig, server: ServerConfig) -> int:
-    """`labkit serve`: until SIGTERM (0) or Ctrl-C (130). Raises LabkitError if it cannot start."""
+    """`labkit serve`: returns 0 after SIGTERM.
+
+    Raises:
+        LabkitError: it cannot start.
+        KeyboardInterrupt: Ctrl-C, once everything is put away.
+    """
     logging.basicConfig(level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    return asyncio.run(_run(model, engine, server))
+    if asyncio.run(_run(model, engine, server)):
+        raise KeyboardInterrupt
+    return 0
 
 
-async def _run(model: str, engine: EngineConfig, config: ServerConfig) -> int:
+async def _run(model: str, engine: EngineConfig, config: ServerConfig) -> bool:
+    """Serve until a signal; True if it was Ctrl-C."""
     server = Server(model, engine, config)
-    status = 0
+    interrupted = False
 
     def interrupt() -> None:
-        nonlocal status
-        status = INTERRUPTED
+        nonlocal interrupted
+        interrupted = True
         server.stop()
 
     loop = asyncio.get_running_loop()
@@ -111,10 +118,12 @@ async def _run(model: str, engine: EngineConfig, config: ServerConfig) -> int:
 
     def announce(service: Service) -> None:
         key = "" if config.api_keys else f" with the key {DEV_KEY} (from this machine only)"
-        print(f"labkit serves {service.name} at {server.url}/v1{key}; watch it at {server.url}/dashboard", file=sys.stderr)
+        print(
+            f"labkit serves {service.name} at {server.url}/v1{key}; watch it at {server.url}/dashboard", file=sys.stderr
+        )
 
     await server.serve(announce)
-    return status
+    return interrupted
 
 
 class ServerHandle:
@@ -204,7 +213,9 @@ def bind(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         reason = "in use by another program" if error.errno == errno.EADDRINUSE else error.strerror
-        raise LabkitError(f"cannot listen on {host}, port {port}: {reason}; choose another with --host, --port") from None
+        raise LabkitError(
+            f"cannot listen on {host}, port {port}: {reason}; choose another with --host, --port"
+        ) from None
     return listener
 
 

@@ -141,18 +141,16 @@ class Service:
         except RequestError as error:
             raise from_request_error(error, request.name_of(error.param)) from None
 
-    def _prompt(self, request: CompletionRequest, prompt: str | list[int], params: SamplingParams) -> Prompt:
+    def _prompt(self, request: CompletionRequest, given: str | list[int], params: SamplingParams) -> Prompt:
         tokenizer, limits = self.loaded.tokenizer, self.loaded.limits
-        ids = self.encode(prompt) if isinstance(prompt, str) else prompt
+        text, ids = (given, self.encode(given)) if isinstance(given, str) else (None, given)
         if request.max_tokens is None:  # the default is no wish: it gives way where less fits
-            room = max(1, limits.max_output_tokens(len(ids)))
-            params = dataclasses.replace(params, max_tokens=max(params.min_tokens, min(params.max_tokens or room, room)))
-        text = prompt if isinstance(prompt, str) else None
+            most = max(1, limits.max_output_tokens(len(ids)), params.min_tokens)
+            params = dataclasses.replace(params, max_tokens=min(CompletionRequest.DEFAULT_MAX_TOKENS, most))
         prompt = self._check(text, ids, params)
         if text is None and request.echo:
             text = tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens)
-            prompt = dataclasses.replace(prompt, text=text)
-        return prompt
+        return dataclasses.replace(prompt, text=text)
 
     def _check(self, text: str | None, ids: list[int], params: SamplingParams) -> Prompt:
         limits = self.loaded.limits
