@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from labkit.server.errors import ApiError, internal
 from labkit.server.security import Keys
-from labkit.server.stream import ClientGone, json_response
+from labkit.server.stream import json_response
 
 log = logging.getLogger("labkit.server")
 
@@ -74,10 +74,6 @@ class Access:
 
         try:
             await self._app(scope, receive, send_counted)
-        except ClientGone:
-            if status is None:
-                status = CLIENT_GONE
-                self._count.labels(path_label(scope["path"]), str(status)).inc()
         except Exception:
             log.exception("request %s failed", own_id)
             if status is None:

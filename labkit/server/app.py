@@ -14,17 +14,18 @@ from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import labkit
-from labkit.server.access import Access, KeyCheck, error_response
+from labkit.server.access import CLIENT_GONE, Access, KeyCheck, error_response
 from labkit.server.completions import Completion
-from labkit.server.errors import ApiError, body_too_large, model_not_found, unsupported_media
+from labkit.server.errors import ApiError, body_too_large, internal, model_not_found, unsupported_media
 from labkit.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest, parse
 from labkit.server.security import Keys
 from labkit.server.service import Service
-from labkit.server.stream import EventStream, event, json_response, while_connected
+from labkit.server.stream import ClientGone, EventStream, event, json_response, while_connected
 
 PAGE = Path(__file__).parent / "dashboard" / "index.html"
 SECONDS_BETWEEN_EVENTS = 0.5
@@ -50,6 +51,9 @@ def build_routes(service: Service) -> FastAPI:
     app = FastAPI(title="labkit", version=labkit.__version__, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientGone, _on_client_gone)
+    app.add_exception_handler(ClientDisconnect, _on_client_gone)  # in the middle of its body
+    app.add_exception_handler(Exception, _on_fault)
     _add_generation(app, service)
     _add_tokens(app, service)
     _add_models(app, service)
@@ -208,3 +212,12 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     return error_response(
         ApiError(error.status_code, "invalid_request_error", code, message, headers=dict(error.headers or {}))
     )
+
+
+async def _on_client_gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _on_fault(_: Request, __: Exception) -> Response:
+    """A fault of the server's own. The exception goes on to `Access`, which logs it."""
+    return error_response(internal())

@@ -78,7 +78,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self.at_end:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await while_connected(receive, self._send_all(send))
+            with contextlib.suppress(ClientGone):
+                await while_connected(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         error: ApiError | None = None
