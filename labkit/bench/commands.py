@@ -72,7 +72,7 @@ def offline(
     record = measure(settings, lambda line: typer.echo(line, err=True))
     path = out or _free_name(RECORDED, record)
     table = write_record(record, path)
-    typer.echo(markdown(record, path.name))
+    typer.echo(markdown(record, path.as_posix()))
     typer.echo(f"wrote {path} and {table}", err=True)
 
 
@@ -98,14 +98,14 @@ def plot(
     if as_markdown and is_trace:
         raise typer.BadParameter("--markdown is for a record, a .json file")
     if as_markdown:
-        typer.echo(markdown(read_record(file), file.name))
+        typer.echo(markdown(read_record(file), file.as_posix()))
     elif perfetto:
         typer.echo(f"wrote {write_perfetto(read_trace(file), file.with_suffix('.perfetto.json'))}")
     elif is_trace:
         typer.echo(f"wrote {draw_timeline(read_trace(file), file.with_suffix('.png'))}")
     else:
         record = read_record(file)
-        typer.echo(markdown(record, file.name))
+        typer.echo(markdown(record, file.as_posix()))
         typer.echo(f"wrote {draw_record(record, file.with_suffix('.png'))}", err=True)
 
 

@@ -8,7 +8,7 @@ from labkit.bench.record import Memory, Record, StepCost, Summary
 NOT_MEASURED = "–"
 
 
-def markdown(record: Record, file_name: str) -> str:
+def markdown(record: Record, path: str) -> str:
     """The medians, our engine against each peer, and under them the machine and what a step and the memory cost."""
     peers = list(dict.fromkeys(row.engine for row in record.summary if row.engine != "labkit"))
     peers += [name for name in record.peers if name not in peers]
@@ -23,7 +23,7 @@ def markdown(record: Record, file_name: str) -> str:
     notes = [f"Median of {_repeats(record)}, {record.dtype}, all engines in one process in turn. {_machine(record)}"]
     notes += [f"{name}: {how}." for name, how in record.peers.items() if how.startswith("not measured")]
     notes += [_streams(by_place), _step_cost(record.step_cost), _memory(record.memory)]
-    notes.append(f"Raw: `data/recorded/{file_name}`.")
+    notes.append(f"Raw: `{path}`.")
     return "\n".join([*lines, "", *(note for note in notes if note)])
 
 
@@ -40,8 +40,8 @@ def _ratio(ratio: float | None) -> str:
 
 
 def _repeats(record: Record) -> str:
-    counts = {row.repeats for row in record.summary}
-    return f"{min(counts)} runs" if len(counts) == 1 else f"{min(counts)} to {max(counts)} runs"
+    counts = {row.repeats for row in record.summary}  # the same for all in one session
+    return f"{min(counts)} run{'s' * (counts != {1})} of each"
 
 
 def _machine(record: Record) -> str:
