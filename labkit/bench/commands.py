@@ -49,7 +49,6 @@ def offline(
         raise typer.BadParameter(f"there is no workload {unknown[0]!r}; known ones: {', '.join(WORKLOADS)}")
     if out is not None and out.suffix != ".json":
         raise typer.BadParameter(f"--out is {str(out)!r}; it must end in .json, the CSV goes beside it")
-    (out or RECORDED / "x").parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes of measuring
     engine = _engine_config(
         device=device,
         dtype=dtype,
@@ -65,6 +64,7 @@ def offline(
     from labkit.bench.record import write_record
     from labkit.bench.table import markdown
 
+    (out or RECORDED / "x").parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes of measuring
     if threads is not None:
         torch.set_num_threads(threads)
     command = ("labkit", *sys.argv[1:])
@@ -106,7 +106,7 @@ def plot(
     else:
         record = read_record(file)
         typer.echo(markdown(record, file.as_posix()))
-        typer.echo(f"wrote {draw_record(record, file.with_suffix('.png'))}", err=True)
+        typer.echo(f"wrote {draw_record(record, file.with_suffix('.bars.png'))}", err=True)
 
 
 def _engine_config(**fields: object) -> EngineConfig:

@@ -20,8 +20,8 @@ def test_the_table() -> None:
         "| decode1 (output) | 31.0 | 9.0 | – | 3.44 | – |",
         "| decode8 (output) | 122 | 61.0 | – | 2.00 | – |",
         "",
-        "Median of 3 runs of each, float32, all engines in one process in turn. Test CPU, 2 threads, torch 2.9.0, 2026-11-30, "
-        "commit 0123456.",
+        "Median of 3 runs of each, float32, all engines in one process in turn. Test CPU, 2 threads, torch 2.9.0, "
+        "2026-11-30, commit 0123456.",
         "llama.cpp: not measured: no module named llama_cpp.",
         "Eight streams give 3.9 times the tokens of one.",
         "A step at 8 streams takes 65.0 ms: 64.0 in the model, 1.00 around it (0.50 buffers and sampling, "
