@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from labkit.errors import LabkitError
 from labkit.kernels import backend
 
 Fact = tuple[str, str]  # name and what is to be said of it
@@ -41,17 +42,29 @@ def _machine() -> list[Fact]:
     limit = container_memory_limit()
     in_container = f", this container may use {limit / GIB:.1f} GiB" if limit and limit < memory.total else ""
     return [
-        ("CPU", f"{backend.cpu_name() or platform.processor() or platform.machine()}, {usable} cores for this process"),
+        (
+            "CPU",
+            f"{backend.cpu_name() or platform.processor() or platform.machine()}, {usable} cores for this process",
+        ),
         ("instructions", torch.backends.cpu.get_cpu_capability()),
-        ("RAM", f"{memory.total / GIB:.1f} GiB, {memory.available / GIB:.1f} GiB free{in_container}"),
-        ("system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}"),
+        (
+            "RAM",
+            f"{memory.total / GIB:.1f} GiB, {memory.available / GIB:.1f} GiB free{in_container}",
+        ),
+        (
+            "system",
+            f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        ),
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
     ]
 
 
 def container_memory_limit() -> int | None:
     """Bytes that the control group (a container, a batch job) allows; None without a limit."""
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    for path in (
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ):
         with contextlib.suppress(OSError, ValueError):
             return int(Path(path).read_text())  # "max" is no number
     return None
@@ -66,7 +79,12 @@ def _gpus() -> list[Fact]:
         assert known.capability is not None and known.memory_bytes is not None
         major, minor = known.capability
         memory = known.memory_bytes / GIB
-        facts.append((f"GPU {index}", f"{known.name}, compute capability {major}.{minor}, {memory:.1f} GiB"))
+        facts.append(
+            (
+                f"GPU {index}",
+                f"{known.name}, compute capability {major}.{minor}, {memory:.1f} GiB",
+            )
+        )
     return [*facts, ("CUDA", str(torch.version.cuda)), ("power, clocks", _nvml())]
 
 
@@ -97,10 +115,8 @@ def _dtypes(device: torch.device) -> list[Fact]:
         try:
             backend.resolve_dtype(name, device)
             facts.append((name, "runs"))
-        except Exception as error:
+        except LabkitError as error:
             facts.append((name, f"refused: {error}"))
-    if device.type == "cpu":
-        facts = [(name, text if name == "float32" else "runs, slowly on most CPUs") for name, text in facts]
     return facts
 
 
@@ -112,22 +128,30 @@ def _kernels(device: torch.device) -> list[Fact]:
     for name in backend.BACKENDS:
         reason = backend.unavailable(name, device)
         facts.append((f"{name} kernels", "run" if reason is None else f"do not run: {reason}"))
-    return [*facts, ("Triton", _triton(device)), ("compiler", _cpp_compiler()), ("nvcc", _nvcc())]
+    return [
+        *facts,
+        ("Triton", _triton(device)),
+        ("compiler", _cpp_compiler()),
+        ("nvcc", _nvcc()),
+    ]
 
 
 def _triton(device: torch.device) -> str:
     if importlib.util.find_spec("triton") is None:
         return "not installed"
     where = "in its interpreter" if device.type == "cpu" else f"on {device}"
-    if device.type == "cpu":
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+    before = os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = "1" if device.type == "cpu" else "0"
     try:
         from labkit.triton_probe import adds_one
 
         works = "works" if adds_one(device) else "gives wrong numbers"
     except Exception as error:  # whatever Triton, the driver or its C compiler raise
-        reason = str(error).strip() or "no reason given"
-        works = f"fails ({type(error).__name__}: {reason.splitlines()[0]})"
+        works = f"fails ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+    finally:
+        os.environ.pop("TRITON_INTERPRET")
+        if before is not None:
+            os.environ["TRITON_INTERPRET"] = before
     return f"{metadata.version('triton')}, {works} {where}"
 
 
@@ -161,14 +185,13 @@ def _version_line(program: str, last: bool = False) -> str:
 def _fallbacks(device: torch.device) -> list[Fact]:
     """What every "auto" means here, and why it is not something better."""
     dtype = str(backend.resolve_dtype("auto", device)).removeprefix("torch.")
-    chosen = backend.choose("auto", device)
-    better = backend.BACKENDS[backend.BACKENDS.index(chosen) + 1 :]
-    reasons = [f"{name}: {backend.unavailable(name, device)}" for name in better]
     facts = [
-        ("device auto", str(device) + (f" ({_why_no_gpu()})" if device.type == "cpu" else "")),
+        ("device auto", f"{device} ({_why_no_gpu()})" if device.type == "cpu" else str(device)),
         ("dtype auto", dtype),
-        ("kernels auto", "; ".join([chosen, *reasons])),
+        ("kernels auto", chosen := backend.choose("auto", device)),
     ]
+    for name in backend.BACKENDS[backend.BACKENDS.index(chosen) + 1 :]:
+        facts.append((f"  not {name}", str(backend.unavailable(name, device))))
     if device.type == "cpu":
         facts.append(("cuda_graphs", "off: there is no GPU"))
     return facts

@@ -33,7 +33,10 @@ def main(args: list[str] | None = None) -> NoReturn:
         status = INTERRUPTED
     except OSError as error:  # stdout: a disk that is full, or a reader that has gone (which needs no word)
         if not isinstance(error, BrokenPipeError):
-            print(f"labkit: error: cannot write the output: {error.strerror}", file=sys.stderr)
+            print(
+                f"labkit: error: cannot write the output: {error.strerror}",
+                file=sys.stderr,
+            )
         _discard_stdout()
         status = 1
     sys.exit(status)

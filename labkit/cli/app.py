@@ -48,6 +48,7 @@ def run(args: list[str]) -> int:
     return 0
 
 
+@functools.cache  # it adds to the sub-commands' own apps
 def build() -> typer.Typer:
     app = typer.Typer(
         name="labkit",
@@ -61,7 +62,7 @@ def build() -> typer.Typer:
     for command in (generate, chat, serve, doctor):
         app.command(context_settings=NAMES)(command)
     app.add_typer(models, name="models", context_settings=NAMES)
-    app.add_typer(bench, name="bench", context_settings=NAMES)
+    app.add_typer(bench, name="bench", no_args_is_help=False, context_settings=NAMES)
     _take_debug_everywhere(app)
     return app
 
@@ -74,7 +75,13 @@ def _print_version(wanted: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version.",
+        ),
     ] = False,
 ) -> None:
     pass
@@ -96,9 +103,17 @@ def _take_debug_everywhere(app: typer.Typer) -> None:
 
 
 def _with_debug(function: Callable[..., Any]) -> Callable[..., Any]:
-    option = typer.Option("--debug", callback=_set_debug, is_eager=True, help="Show the traceback of an error.")
+    option = typer.Option(
+        "--debug",
+        callback=_set_debug,
+        is_eager=True,
+        help="Show the traceback of an error.",
+    )
     debug = inspect.Parameter(
-        "debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
+        "debug",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[bool, option],
     )
     own = list(inspect.signature(function, eval_str=True).parameters.values())
 

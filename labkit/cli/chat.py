@@ -34,7 +34,10 @@ COMMANDS = "/reset forgets the conversation, /exit ends it; Ctrl-C stops an answ
 
 @options(sampling=SAMPLING_OF_CHAT, engine=ENGINE_OF_ONE_REQUEST)
 def chat(
-    model: Annotated[str, typer.Argument(help="toy, smollm2-135m, a folder, a .gguf file or a hub id.")] = "toy",
+    model: Annotated[
+        str,
+        typer.Argument(help="toy, smollm2-135m, a folder, a .gguf file or a hub id."),
+    ] = "toy",
     system: Annotated[str | None, typer.Option("--system", help="What the model is told first.")] = None,
     quiet: Quiet = False,
     *,
@@ -149,7 +152,8 @@ class Conversation:
                 "context_length_exceeded",
             )
         if dropped:
-            note(f"(the context of {self.context} tokens is full: the oldest {dropped} exchanges are forgotten)")
+            what = "1 exchange is" if dropped == 1 else f"{dropped} exchanges are"
+            note(f"(the context of {self.context} tokens is full: the oldest {what} forgotten)")
         return prompt
 
 

@@ -47,6 +47,9 @@ def _describe_usage(error: Any) -> str:
     context = getattr(error, "ctx", None)
     if context is None:
         return text
+    parameter = getattr(error, "param", None)
+    if parameter is not None and getattr(context.get_parameter_source(parameter.name), "name", "") == "ENVIRONMENT":
+        text += f" It comes from {parameter.envvar} in the environment."
     commands = getattr(context.command, "commands", None)
     if commands:
         text += f" Commands: {', '.join(commands)}."

@@ -52,17 +52,16 @@ SAMPLING_HELP = {
 
 SERVER_HELP = {
     "host": "Address to listen on.",
-    "port": "Port to listen on.",
-    "api_key": "Key that clients must bring; repeat it for several. Without one: dev-key, on this machine only.",
+    "port": "Port to listen on; 0 takes a free one.",
+    "api_keys": "Key that clients must bring; repeat it for several. Without one: dev-key, on this machine only.",
     "served_model_name": "Name of the model for clients; its own unless given.",
     "max_queue": "Most requests that may wait; more are refused with 503.",
-    "request_timeout": "Seconds that a request may take.",
+    "request_timeout": "Seconds from a request's arrival to the end of its answer; no limit unless given.",
     "rate_limit": "Requests a second for each key; no limit unless given.",
-    "rate_burst": "Requests that a key may send at once before the rate holds.",
+    "rate_burst": "Requests that a key may send at once; one second's worth unless given.",
     "max_body_bytes": "Largest request body.",
-    "cors_origin": "Web page origin that browsers may call from; repeat it for several.",
+    "cors_origins": "Web page origin that browsers may call from; repeat it for several.",
     "log_level": "debug, info, warning or error.",
     "trace": "Write the engine's trace to this file.",
     "drain_seconds": "Seconds that running requests get to finish after SIGTERM.",
-    "environment": "development, or production, which insists on a key of one's own.",
 }

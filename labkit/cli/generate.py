@@ -20,7 +20,10 @@ from labkit.outputs import RequestOutput
 
 @options(sampling=SAMPLING, engine=ENGINE_OF_ONE_REQUEST)
 def generate(
-    model: Annotated[str, typer.Argument(help="toy, smollm2-135m, a folder, a .gguf file or a hub id.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="toy, smollm2-135m, a folder, a .gguf file or a hub id."),
+    ],
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text to go on from.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole RequestOutput.")] = False,
     quiet: Quiet = False,

@@ -26,7 +26,9 @@ def list_models() -> None:
 
 
 @app.command()
-def pull(name: Annotated[str, typer.Argument(help="A name from `labkit models list`, or a hub id.")]) -> None:
+def pull(
+    name: Annotated[str, typer.Argument(help="A name from `labkit models list`, or a hub id.")],
+) -> None:
     """Fetch a model into the cache folder (LABKIT_CACHE), and print where it lies.
 
     labkit models pull smollm2-135m
@@ -39,7 +41,10 @@ def pull(name: Annotated[str, typer.Argument(help="A name from `labkit models li
 @app.command()
 @options(engine=ENGINE)
 def inspect(
-    name: Annotated[str, typer.Argument(help="toy, smollm2-135m, a folder, a .gguf file or a hub id.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="toy, smollm2-135m, a folder, a .gguf file or a hub id."),
+    ],
     *,
     engine: EngineConfig,
 ) -> None:

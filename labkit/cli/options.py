@@ -36,6 +36,7 @@ class FieldOptions:
         environment: each option may also come from LABKIT_FIELD.
         only, omit: names of the fields that are taken, or left out.
         defaults: where the command's default is another than the field's.
+        spelling: fields whose option has another name: one --api-key at a time, for the field api_keys.
     """
 
     config: type
@@ -45,6 +46,10 @@ class FieldOptions:
     only: Collection[str] = ()
     omit: Collection[str] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    spelling: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def _field(self, name: str) -> dataclasses.Field[Any]:
+        return next(field for field in dataclasses.fields(self.config) if field.name == name)
 
     def names(self) -> list[str]:
         fields = [f.name for f in dataclasses.fields(self.config)]
@@ -55,22 +60,26 @@ class FieldOptions:
         return [self._parameter(name, types_[name]) for name in self.names()]
 
     def _parameter(self, name: str, hint: Any) -> inspect.Parameter:
-        kebab = name.replace("_", "-")
+        spelled = self.spelling.get(name, name)
+        kebab = spelled.replace("_", "-")
         kind = option_type(hint)
         option = typer.Option(
             f"--{kebab}/--no-{kebab}" if kind is bool else f"--{kebab}",
             help=self.help[name],
-            envvar=f"LABKIT_{name.upper()}" if self.environment else None,
+            envvar=f"LABKIT_{spelled.upper()}" if self.environment else None,
             show_envvar=False,
             metavar="JSON" if is_mapping(hint) else None,
             rich_help_panel=self.title,
         )
         return inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=self._default(name), annotation=Annotated[kind, option]
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=self._default(name),
+            annotation=Annotated[kind, option],
         )
 
     def _default(self, name: str) -> Any:
-        field = self.config.__dataclass_fields__[name]
+        field = self._field(name)
         default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
         default = self.defaults.get(name, default)
         return list(default) if isinstance(default, tuple) else default
@@ -89,7 +98,7 @@ class FieldOptions:
         if isinstance(value, list):
             if self.environment:  # a variable holds several, separated by commas or spaces
                 value = [part for text in value for part in text.replace(",", " ").split()]
-            return tuple(value) or self.config.__dataclass_fields__[name].default
+            return tuple(value) or self._field(name).default
         return value
 
 
@@ -125,7 +134,9 @@ def option_type(hint: Any) -> Any:
     return inner if inner is hint else inner | None
 
 
-def options(**groups: FieldOptions) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def options(
+    **groups: FieldOptions,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace each keyword argument named in `groups` by the options of its dataclass."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:

@@ -10,16 +10,23 @@ from labkit.cli.field_help import SERVER_HELP
 from labkit.cli.groups import ENGINE
 from labkit.cli.options import FieldOptions, options
 from labkit.config import EngineConfig
-from labkit.server.serve import ServerConfig
+from labkit.server.config import ServerConfig
 
 SERVER = FieldOptions(
-    ServerConfig, SERVER_HELP, "Server (each also as LABKIT_… in the environment)", environment=True
+    ServerConfig,
+    SERVER_HELP,
+    "Server (each also as LABKIT_… in the environment)",
+    environment=True,
+    spelling={"api_keys": "api_key", "cors_origins": "cors_origin"},
 )
 
 
 @options(server=SERVER, engine=ENGINE)
 def serve(
-    model: Annotated[str, typer.Argument(help="toy, smollm2-135m, a folder, a .gguf file or a hub id.")] = "toy",
+    model: Annotated[
+        str,
+        typer.Argument(help="toy, smollm2-135m, a folder, a .gguf file or a hub id."),
+    ] = "toy",
     *,
     server: ServerConfig,
     engine: EngineConfig,
@@ -28,6 +35,7 @@ def serve(
 
     labkit serve smollm2-135m --port 8000 --api-key my-key --max-model-len 2048
     """
+    # LABKIT_ENVIRONMENT=production, which needs a key of one's own, is the server's to look at.
     from labkit.server.serve import run
 
     run(model, engine, server)
