@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit.cli.errors import WrongArguments
+from labkit.cli.errors import WrongArguments, value_errors_are_wrong_arguments
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,8 @@ class FieldOptions:
     def build(self, values: Mapping[str, Any]) -> Any:
         """The dataclass made of the options' values. Raises WrongArguments with what the dataclass says."""
         hints = typing.get_type_hints(self.config)
-        try:
+        with value_errors_are_wrong_arguments():
             return self.config(**{name: self._field_value(name, hints[name], value) for name, value in values.items()})
-        except ValueError as error:
-            raise WrongArguments(str(error)) from error
 
     def _field_value(self, name: str, hint: Any, value: Any) -> Any:
         if is_mapping(hint) and value is not None:
