@@ -79,9 +79,7 @@ class FieldOptions:
         )
 
     def _default(self, name: str) -> Any:
-        field = self._field(name)
-        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-        default = self.defaults.get(name, default)
+        default = self.defaults.get(name, self._field(name).default)
         return list(default) if isinstance(default, tuple) else default
 
     def build(self, values: Mapping[str, Any]) -> Any:
