@@ -68,6 +68,11 @@ class Sequence:
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    num_prompt_logprobs: int = 0  # of its prompt, already reported
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:

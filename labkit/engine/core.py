@@ -1,0 +1,314 @@
+"""The engine: requests in, steps, tokens out. One thread, nothing hidden.
+
+add_request ─→ waiting ─→ scheduler ─→ runner ─→ scheduler ─→ deltas
+                          who, how     forward    books the
+                          many tokens  and draw   results
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import sys
+import time
+
+from labkit.config import EngineConfig, ModelConfig, SamplingParams
+from labkit.engine import runner as runners
+from labkit.engine import scheduler as schedulers
+from labkit.engine.limits import RequestLimits
+from labkit.engine.request import ChunkResult, Delta, EngineRequest, Sequence, Step, StepReport, TokenLogprobs
+from labkit.engine.stats import EngineStats
+from labkit.engine.trace import Trace
+from labkit.errors import EngineClosedError
+from labkit.kernels import backend
+from labkit.models.checkpoint import open_checkpoint
+from labkit.models.decoder import Decoder
+from labkit.models.memory import plan_memory
+from labkit.models.tokenizer import Tokenizer
+
+BATCHED_TOKENS = {"cuda": 8192, "cpu": 512}
+
+
+class EngineCore:
+    """The loop and everything it owns. `LLM` drives it in the caller's thread, `labkit serve` in its own process.
+
+    Args:
+        model: any MODEL of the command line: a known name, a folder, a .gguf file or a hub id.
+        config: as the user gave it; `self.config` is the same with every "auto" and None decided.
+        trace: where events go; None keeps the last ones in memory.
+        quiet: do not print the memory plan to stderr.
+
+    Raises:
+        ModelError: the model cannot be found, read or held in memory.
+    """
+
+    def __init__(self, model: str, config: EngineConfig, trace: Trace | None = None, quiet: bool = False):
+        device = backend.resolve_device(config.device)
+        dtype = backend.resolve_dtype(config.dtype, device)
+        config = config.replace(
+            device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
+            max_num_batched_tokens=config.max_num_batched_tokens or BATCHED_TOKENS[device.type],
+        )
+        checkpoint = open_checkpoint(model)
+        plan = plan_memory(checkpoint.config, config, device, dtype)
+        if not quiet:
+            print(plan, file=sys.stderr)
+        self.config = config.replace(max_model_len=plan.max_model_len, num_kv_blocks=plan.num_kv_blocks)
+        self.model_name = checkpoint.name
+        self.model_config: ModelConfig = checkpoint.config
+        self.tokenizer: Tokenizer = checkpoint.tokenizer
+        self.trace = trace or Trace()
+        self.limits = RequestLimits(
+            max_model_len=plan.max_model_len,
+            vocab_size=checkpoint.config.vocab_size,
+            kv_tokens=plan.num_kv_blocks * config.block_size,
+        )
+        decoder = Decoder(checkpoint.config, checkpoint.load(dtype, device), plan.max_model_len, config.kernels)
+        self.runner = runners.Runner(
+            decoder,
+            self.config,
+            num_blocks=plan.num_kv_blocks,
+            max_model_len=plan.max_model_len,
+            device=device,
+            dtype=dtype,
+        )
+        self.scheduler = schedulers.Scheduler(self.config, num_blocks=plan.num_kv_blocks, trace=self.trace)
+        self._requests: dict[str, list[Sequence]] = {}  # those with an unfinished answer
+        self._ended: list[Delta] = []  # ended between two steps: reported with the next
+        self._num_requests = 0
+        self._steps = 0
+        self._tokens_in = 0
+        self._tokens_out = 0
+        self._step_seconds = 0.0
+        self._runner_seconds = 0.0
+        self._closed = False
+
+    # ----------------------------------------------------------------------------------------- requests
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Put a request into the waiting queue.
+
+        Raises:
+            RequestError: it can never run; nothing else is disturbed.
+            EngineClosedError: after close().
+        """
+        if self._closed:
+            raise EngineClosedError("the engine is closed; make a new LLM")
+        self.limits.check(request.prompt_token_ids, request.params)
+        sequences = self._sequences(request)
+        self._requests[request.request_id] = sequences
+        for seq in sequences:
+            self.trace.emit("submit", req=seq.id, prompt=seq.num_prompt_tokens)
+            self.scheduler.add(seq)
+        self._num_requests += 1
+
+    def _sequences(self, request: EngineRequest) -> list[Sequence]:
+        params, prompt = request.params, request.prompt_token_ids
+        seed = params.seed if params.seed is not None else request_seed(self.config.seed, self._num_requests)
+        most = self.limits.max_output_tokens(len(prompt))
+        # Scoring alone (max_tokens 0) still runs one step; the token it draws is dropped in _delta.
+        max_tokens = most if params.max_tokens is None else max(1, params.max_tokens)
+        eos = frozenset() if params.ignore_eos else frozenset(self.model_config.eos_token_ids)
+        arrival, out = self.trace.now(), []
+        for index in range(params.n):
+            seq = Sequence(
+                id=request.request_id if params.n == 1 else f"{request.request_id}/{index}",
+                request_id=request.request_id,
+                index=index,
+                prompt_token_ids=prompt,
+                params=params if index == 0 else without_prompt_logprobs(params),
+                seed=seed,
+                max_tokens=max_tokens,
+                eos_token_ids=eos,
+                number=self._num_requests,
+                arrival_time=arrival,
+                leader=out[0] if out else None,
+            )
+            out.append(seq)
+        return out
+
+    def cancel(self, request_id: str) -> None:
+        """End every unfinished answer of a request with "abort". Unknown ids are fine: it may just have ended."""
+        for seq in self._requests.get(request_id, ()):
+            self._end(seq, "abort")
+
+    def stop(self, request_id: str, index: int, stop_reason: str) -> None:
+        """A stop string was found in an answer's text: it ends here."""
+        for seq in self._requests.get(request_id, ()):
+            if seq.index == index and seq.finish_reason is None:
+                self.scheduler.finish(seq, "stop", stop_reason)
+                self._forget(seq)
+
+    def _end(self, seq: Sequence, reason: str, error: str | None = None) -> None:
+        if seq.finish_reason is None:
+            self.scheduler.finish(seq, reason)
+            self._ended.append(self._delta(seq, [], error=error))
+            self._forget(seq)
+
+    def _forget(self, seq: Sequence) -> None:
+        sequences = self._requests.get(seq.request_id)
+        if sequences is not None and all(s.finish_reason is not None for s in sequences):
+            del self._requests[seq.request_id]
+
+    # ----------------------------------------------------------------------------------------- steps
+
+    def has_work(self) -> bool:
+        """True while a step would do or report something."""
+        return bool(self._requests or self._ended)
+
+    def step(self) -> StepReport:
+        """Run one step and report what it gave.
+
+        An exception in the forward pass ends the requests of that step, with `Delta.error`; the engine goes on.
+        """
+        begin = time.perf_counter()
+        self.trace.step = self._steps
+        step = self.scheduler.schedule()
+        deltas, num_tokens = [], 0
+        if step is not None:
+            results = self._run(step)
+            if results is not None:
+                num_tokens = step.num_tokens
+                kinds = self._kinds(step)
+                deltas = self._book(step, results)
+                self._emit_step(kinds, time.perf_counter() - begin)
+            self._steps += 1
+        elif self.scheduler.waiting and not self.scheduler.running:
+            # Cannot happen: every request fits alone. If it does, an error is better than a hang.
+            for seq in list(self.scheduler.waiting):
+                self._end(seq, "abort", error="the scheduler cannot place this request")
+        deltas, self._ended = self._ended + deltas, []
+        seconds = time.perf_counter() - begin
+        self._step_seconds += seconds
+        return StepReport(deltas, num_tokens, seconds)
+
+    def _run(self, step: Step) -> list[ChunkResult] | None:
+        """The forward pass; None when it failed. Whatever happens, no block stays with a step that is gone."""
+        begin = time.perf_counter()
+        try:
+            return self.runner.execute(step)
+        except Exception as error:
+            self._fail(step, f"the step failed: {type(error).__name__}: {error}")
+            return None
+        except BaseException:  # Ctrl-C in the middle of a step: nothing of it counts
+            self._fail(step, "interrupted")
+            raise
+        finally:
+            self._runner_seconds += time.perf_counter() - begin
+
+    def _fail(self, step: Step, error: str) -> None:
+        self.scheduler.abandon(step)
+        for chunk in step.chunks:
+            for seq in self._requests.get(chunk.seq.request_id, ()):
+                self._end(seq, "abort", error=error)
+
+    def _book(self, step: Step, results: list[ChunkResult]) -> list[Delta]:
+        known = [chunk.seq.num_output_tokens for chunk in step.chunks]
+        self._tokens_in += sum(s.num_prompt_tokens for s in step.admitted if s.num_preemptions == 0)
+        self.scheduler.book(step, [result.token for result in results])
+        deltas = []
+        for chunk, result, before in zip(step.chunks, results, known, strict=True):
+            seq = chunk.seq
+            tokens = seq.output_token_ids[before:]
+            prompt_logprobs = self._new_prompt_logprobs(chunk.start, seq, result)
+            if tokens or prompt_logprobs:
+                deltas.append(self._delta(seq, tokens, result, prompt_logprobs))
+            if seq.finish_reason is not None:
+                self._forget(seq)
+        return deltas
+
+    def _new_prompt_logprobs(self, start: int, seq: Sequence, result: ChunkResult) -> list[TokenLogprobs] | None:
+        """Those not reported yet: after a preemption the prompt is computed, and scored, a second time."""
+        if result.prompt_logprobs is None:
+            return None
+        known = seq.num_prompt_logprobs - start
+        new = result.prompt_logprobs[max(0, known) :]
+        seq.num_prompt_logprobs += len(new)
+        return new
+
+    def _delta(
+        self,
+        seq: Sequence,
+        tokens: list[int],
+        result: ChunkResult | None = None,
+        prompt_logprobs: list[TokenLogprobs] | None = None,
+        error: str | None = None,
+    ) -> Delta:
+        logprobs = [result.logprobs] if result is not None and result.logprobs is not None else None
+        finish_reason, stop_reason = seq.finish_reason, seq.stop_reason
+        if tokens and seq.params.max_tokens == 0:
+            tokens, logprobs, finish_reason, stop_reason = [], None, "length", None
+        self._tokens_out += len(tokens)
+        return Delta(
+            request_id=seq.request_id,
+            index=seq.index,
+            token_ids=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            error=error,
+            num_cached_tokens=seq.num_cached_tokens,
+            arrival_time=seq.arrival_time,
+            first_scheduled_time=seq.first_scheduled_time,
+            first_token_time=seq.first_token_time,
+            finished_time=seq.finished_time,
+            num_preemptions=seq.num_preemptions,
+        )
+
+    @staticmethod
+    def _kinds(step: Step) -> dict[str, list]:
+        """Who computed a piece of known text and who continued by one token, as the trace says it."""
+        return {
+            "prefill": [[c.seq.id, c.start, c.length] for c in step.chunks if not c.is_decode],
+            "decode": [c.seq.id for c in step.chunks if c.is_decode],
+        }
+
+    def _emit_step(self, kinds: dict[str, list], seconds: float) -> None:
+        self.trace.emit("step", **kinds, ms=round(seconds * 1e3, 3), free_blocks=self.scheduler.pool.num_free)
+
+    # ----------------------------------------------------------------------------------------- numbers
+
+    def stats(self) -> EngineStats:
+        """The numbers of this moment; may be called from another thread."""
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        queries, hits = scheduler.prefix_cache_queries, scheduler.prefix_cache_hits
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            preempted=scheduler.preempted,
+            kv_blocks_free=pool.num_free,
+            kv_blocks_cached=pool.num_cached,
+            kv_blocks_in_use=pool.num_in_use,
+            kv_blocks_total=pool.num_blocks,
+            kv_bytes=self.runner.kv_bytes,
+            prefix_cache_queries=queries,
+            prefix_cache_hits=hits,
+            prefix_hit_rate=hits / queries if queries else 0.0,
+            tokens_in=self._tokens_in,
+            tokens_out=self._tokens_out,
+            steps=self._steps,
+            step_seconds=self._step_seconds,
+            scheduler_seconds=self._step_seconds - self._runner_seconds,
+        )
+
+    def close(self) -> None:
+        """Give back the memory and close the trace; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self.trace.close()
+            del self.runner
+
+
+def request_seed(engine_seed: int, number: int) -> int:
+    """The seed of a request that brings none: 64 bits from (engine seed, number of the request)."""
+    text = f"{engine_seed}/{number}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def without_prompt_logprobs(params: SamplingParams) -> SamplingParams:
+    """Further choices of a request share its prompt: one of them is enough to score it."""
+    if params.prompt_logprobs is None:
+        return params
+    return dataclasses.replace(params, prompt_logprobs=None, max_tokens=params.max_tokens or 1)

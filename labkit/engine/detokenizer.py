@@ -1,0 +1,128 @@
+"""From token ids to text, a token at a time, without ever splitting a character or showing half a stop string.
+
+text      what the tokens so far say, up to the last whole character
+visible   the same without an ending that may be the beginning of a stop string
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from labkit.models.tokenizer import Tokenizer
+
+REPLACEMENT = "\ufffd"
+
+
+class ByteDecoder:
+    """For byte-level vocabularies: a token is its bytes, and UTF-8 says where a character ends."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool):
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special_tokens
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        if self._skip_special and self._tokenizer.is_special(token):
+            return ""
+        return self._utf8.decode(self._tokenizer.token_bytes(token))
+
+    def flush(self) -> str:
+        """The rest, at the end: half a character becomes U+FFFD, as in a decode of the whole."""
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowDecoder:
+    """For vocabularies whose text depends on neighbours (spaces between words, byte fallback).
+
+    Decodes a short window twice, with and without the new token; the difference is the new text. A window that
+    ends in U+FFFD may be in the middle of a character, so it waits for the next token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool):
+        self._decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        self._ids: list[int] = []  # from the beginning of the window
+        self._shown = 0  # of these, how many are in the text already
+
+    def push(self, token: int) -> str:
+        self._ids.append(token)
+        before = self._decode(self._ids[: self._shown])
+        now = self._decode(self._ids)
+        if now.endswith(REPLACEMENT) or len(now) <= len(before):
+            return ""
+        self._ids = self._ids[self._shown :]
+        self._shown = len(self._ids)
+        return now[len(before) :]
+
+    def flush(self) -> str:
+        before = self._decode(self._ids[: self._shown])
+        return self._decode(self._ids)[len(before) :]
+
+
+class Detokenizer:
+    """The text of one answer in the making, and the watch for its stop strings.
+
+    Args:
+        stop: strings that end the answer.
+        include_stop: leave the stop string in the text.
+        min_tokens: stop strings do not count before this many tokens are out.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        min_tokens: int = 0,
+        skip_special_tokens: bool = True,
+    ):
+        kind = ByteDecoder if tokenizer.is_byte_level else WindowDecoder
+        self._decoder = kind(tokenizer, skip_special_tokens)
+        self._stop = stop
+        self._longest = max((len(s) for s in stop), default=0)
+        self._include_stop = include_stop
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._held = 0
+        self.text = ""
+
+    @property
+    def visible(self) -> str:
+        """What may be shown now; later calls only ever make it longer."""
+        return self.text[: len(self.text) - self._held] if self._held else self.text
+
+    def push(self, token: int, shown: bool = True) -> str | None:
+        """Add a token; returns the stop string that it completed. With shown=False it counts but has no text."""
+        self._num_tokens += 1
+        return self._grow(self._decoder.push(token)) if shown else None
+
+    def finish(self) -> str | None:
+        """No more tokens come: shows what was held back; returns a stop string that only this completed."""
+        stop = self._grow(self._decoder.flush())
+        self._held = 0
+        return stop
+
+    def _grow(self, piece: str) -> str | None:
+        if not piece:
+            return None
+        begin = max(0, len(self.text) - self._longest + 1)  # a stop string may begin in the text before
+        self.text += piece
+        if not self._stop:
+            return None
+        if self._num_tokens >= self._min_tokens:
+            found = [(self.text.find(s, begin), s) for s in self._stop]
+            start, stop = min((hit for hit in found if hit[0] >= 0), default=(-1, ""))
+            if stop:
+                self.text = self.text[: start + len(stop) * self._include_stop]
+                self._held = 0
+                return stop
+        self._held = 0 if self._include_stop else self._beginning_of_a_stop()
+        return None
+
+    def _beginning_of_a_stop(self) -> int:
+        """Length of the longest end of the text that a stop string begins with."""
+        end = self.text[-self._longest + 1 :] if self._longest > 1 else ""
+        for length in range(len(end), 0, -1):
+            if any(s.startswith(end[-length:]) for s in self._stop if len(s) > length):
+                return length
+        return 0

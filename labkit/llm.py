@@ -1,0 +1,289 @@
+"""`LLM`: the engine for a script or a notebook, in the caller's own thread.
+
+with LLM("toy") as llm:
+    for out in llm.generate(["Once upon a time"], SamplingParams(max_tokens=32, seed=1)):
+        print(out.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from labkit.config import EngineConfig, SamplingParams
+from labkit.engine.core import EngineCore
+from labkit.engine.outputs import OutputProcessor
+from labkit.engine.request import EngineRequest
+from labkit.engine.trace import Trace
+from labkit.errors import EngineClosedError, EngineStepError, RequestError
+from labkit.outputs import RequestOutput
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model and an engine around it.
+
+    Args:
+        model: a known name ("toy", "smollm2-135m"), a folder in Hugging Face layout, a .gguf file or a hub id.
+        trace: where the engine's events go; None keeps the last ones in memory (`llm.engine.trace.events`).
+        quiet: do not print the memory plan to stderr.
+        **fields: of EngineConfig.
+
+    Raises:
+        ValueError: a field has a value that is not allowed.
+        ModelError: the model cannot be found, read or held in memory.
+    """
+
+    def __init__(self, model: str, *, trace: Trace | None = None, quiet: bool = False, **fields: Any):
+        known = [field.name for field in dataclasses.fields(EngineConfig)]
+        unknown = sorted(set(fields) - set(known))
+        if unknown:
+            raise ValueError(f"{unknown[0]} is not a field of EngineConfig; they are {', '.join(known)}")
+        self.engine = EngineCore(str(model), EngineConfig(**fields), trace, quiet)
+        self.tokenizer = self.engine.tokenizer
+        self._processor = OutputProcessor(self.tokenizer)
+        self._mailboxes: dict[str, RequestOutput | str | None] = {}  # newest output of each open request, or its error
+        self._lock = threading.Lock()
+        self._abandoned: list[str] = []  # requests whose reader went away while a step ran
+        self._count = 0
+        self._closed = False
+
+    # ----------------------------------------------------------------------------------------- use
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or many; answers in the order of the prompts.
+
+        Args:
+            prompts: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; one or a list of them.
+            sampling_params: one for all, or one for each prompt.
+
+        Raises:
+            RequestError: (a ValueError) a request can never run; none of the call has been started then.
+            EngineStepError: a step failed; the other requests of the call are cancelled.
+        """
+        requests = self._requests(prompts, sampling_params)
+        return self._run(requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several: each a list of {"role": …, "content": …}."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        prompts = [
+            self.tokenizer.apply_chat_template([dict(m) for m in talk], add_generation_prompt)  # type: ignore[arg-type]
+            for talk in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """The same for one prompt, a RequestOutput after each step; its text only ever grows.
+
+        Closing, dropping or leaving the iterator cancels the request. Streams may run side by side.
+        """
+        [request] = self._requests([prompt], sampling_params)
+        return self._stream(*request)
+
+    def close(self) -> None:
+        """Give back the memory. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    # ----------------------------------------------------------------------------------------- requests
+
+    def _requests(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[tuple[EngineRequest, str | None]]:
+        """Every prompt as a request that is known to fit, with its text; raises before any of them has begun."""
+        self._check_open()
+        prompt_list = self._prompt_list(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            params_list = [params or SamplingParams()] * len(prompt_list)
+        else:
+            params_list = list(params)
+            if len(params_list) != len(prompt_list):
+                raise ValueError(
+                    f"there are {len(prompt_list)} prompts and {len(params_list)} sampling_params; "
+                    "give one for all or one for each"
+                )
+        out = []
+        for prompt, one in zip(prompt_list, params_list, strict=True):
+            text, ids = self._token_ids(prompt)
+            self.engine.limits.check(ids, one)
+            out.append((EngineRequest(f"r{self._count}", ids, one), text))
+            self._count += 1
+        return out
+
+    @staticmethod
+    def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+        if isinstance(prompts, (str, Mapping)):
+            return [prompts]
+        items = list(prompts)
+        return [items] if items and all(_is_id(item) for item in items) else items  # type: ignore[list-item]
+
+    def _token_ids(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+            if unknown or not prompt:
+                raise RequestError('a prompt in a dict is {"prompt": text} or {"prompt_token_ids": ids}', "prompt")
+            ids = prompt.get("prompt_token_ids")
+            return prompt.get("prompt"), self._token_ids(ids if ids is not None else prompt["prompt"])[1]
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
+            return None, list(prompt)
+        raise RequestError(f"a prompt is text, token ids or a dict, not {type(prompt).__name__}", "prompt")
+
+    # ----------------------------------------------------------------------------------------- running
+
+    def _run(self, requests: list[tuple[EngineRequest, str | None]], use_tqdm: bool) -> list[RequestOutput]:
+        open_ids = {request.request_id for request, _ in requests}
+        outputs: dict[str, RequestOutput] = {}
+        bar = tqdm(total=len(requests), desc="Requests", unit="req", disable=not use_tqdm, dynamic_ncols=True)
+        try:
+            for request, text in requests:
+                self._add(request, text)
+            while len(outputs) < len(requests):
+                for request_id in self._step():
+                    if request_id in open_ids and self._is_done(request_id):
+                        outputs[request_id] = self._take(request_id)
+                        open_ids.discard(request_id)
+                        bar.update()
+        finally:
+            for request_id in open_ids:
+                self._cancel(request_id)
+            bar.close()
+        return [outputs[request.request_id] for request, _ in requests]
+
+    def _stream(self, request: EngineRequest, text: str | None) -> Iterator[RequestOutput]:
+        request_id, finished = request.request_id, False
+        self._add(request, text)
+        try:
+            while not finished:
+                if self._mailboxes[request_id] is None:
+                    self._step()
+                    continue
+                output = self._take(request_id)
+                finished = output.finished
+                if not finished:
+                    self._mailboxes[request_id] = None
+                yield copy_output(output)
+        finally:
+            if not finished:
+                self._cancel(request_id)
+
+    def _is_done(self, request_id: str) -> bool:
+        box = self._mailboxes[request_id]
+        return isinstance(box, str) or (box is not None and box.finished)
+
+    def _take(self, request_id: str) -> RequestOutput:
+        box = self._mailboxes.pop(request_id)
+        if isinstance(box, str):
+            raise EngineStepError(box)
+        assert box is not None
+        return box
+
+    def _add(self, request: EngineRequest, text: str | None) -> None:
+        self._check_open()
+        with self._lock:
+            self._processor.add(request, text)
+            self._mailboxes[request.request_id] = None
+            self.engine.add_request(request)
+
+    def _step(self) -> list[str]:
+        """One step of the engine; returns the requests that it moved."""
+        self._check_open()
+        with interrupts_after_the_step(), self._lock:
+            processed = self._processor.process(self.engine.step().deltas)
+            for request_id, index, stop in processed.stops:
+                self.engine.stop(request_id, index, stop)
+            for output in processed.outputs:
+                self._mailboxes[output.request_id] = processed.errors.get(output.request_id) or output
+            while self._abandoned:
+                self._drop(self._abandoned.pop())
+        return [output.request_id for output in processed.outputs]
+
+    def _cancel(self, request_id: str) -> None:
+        # A dropped stream may be collected at any moment, even in the middle of a step of this very thread.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop(request_id)
+            finally:
+                self._lock.release()
+        else:
+            self._abandoned.append(request_id)
+
+    def _drop(self, request_id: str) -> None:
+        self._processor.discard(request_id)
+        self._mailboxes.pop(request_id, None)
+        if not self._closed:
+            self.engine.cancel(request_id)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosedError("this LLM is closed; make a new one")
+
+
+def _is_id(item: object) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
+
+
+@contextlib.contextmanager
+def interrupts_after_the_step() -> Iterator[None]:
+    """Ctrl-C waits for the end of the step, so that the books are never left half written; a second one does not."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = False
+
+    def wait(signum: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            signal.default_int_handler(signum, frame)
+        pressed = True
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # somebody else looks after Ctrl-C
+        yield
+        return
+    signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+def copy_output(output: RequestOutput) -> RequestOutput:
+    """A copy that later steps do not change."""
+    completions = [
+        dataclasses.replace(c, token_ids=list(c.token_ids), logprobs=None if c.logprobs is None else list(c.logprobs))
+        for c in output.outputs
+    ]
+    return dataclasses.replace(output, outputs=completions, metrics=copy.copy(output.metrics))
