@@ -96,7 +96,7 @@ def judge(exercise: Exercise, fn: Callable[..., Any]) -> Verdict:
         expected, got = _answer(case, right), _answer(case, fn)
         if _untried(got):
             lines = len(exercise.solution.strip().splitlines()) - 1
-            return Verdict(exercise.id, exercise.title, None, f"not tried yet, about {lines} lines")
+            return Verdict(exercise.id, exercise.title, None, f"not tried yet, about {lines} line{'s' * (lines > 1)}")
         if (text := difference(expected, got)) is not None:
             facts = (("case", case.text), ("expected", _short(expected)), ("got", _short(got)), ("difference", text))
             return Verdict(exercise.id, exercise.title, False, explain(exercise, fn, count), facts)

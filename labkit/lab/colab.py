@@ -12,6 +12,22 @@ import sys
 import tomllib
 from pathlib import Path
 
+REPOSITORY = "https://github.com/your_fork/labkit"
+TAG = "v0.1.0"
+BADGE = (
+    "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
+    f"(https://colab.research.google.com/github/{REPOSITORY.removeprefix('https://github.com/')}/blob/{TAG}/notebooks/{{notebook}})"
+)
+# The first code cell of every lesson; only on Colab does it do anything.
+SETUP_CELL = f"""
+import importlib.util, subprocess, sys
+
+if "google.colab" in sys.modules and importlib.util.find_spec("labkit") is None:
+    clone = ["git", "clone", "--quiet", "--depth=1", "--branch={TAG}", "{REPOSITORY}", "/content/labkit"]
+    subprocess.run(clone, check=True)
+    subprocess.run([sys.executable, "/content/labkit/labkit/lab/colab.py"], check=True)
+    sys.path.insert(0, "/content/labkit")
+"""
 KEPT = ("torch", "triton", "numpy", "ipykernel")
 
 

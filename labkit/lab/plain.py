@@ -7,6 +7,8 @@ Letters: S sequences, T tokens of each, E hidden size, H query heads, K key/valu
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,6 +29,14 @@ class PlainModel:
             raise ValueError("the plain model knows plain RoPE and full attention only; take toy or smollm2-135m")
         self.config = config
         self.weights = weights
+
+    @property
+    def parameters_in_a_pass(self) -> int:
+        """Numbers that one pass reads in full: all but the embedding table, of which it looks up a row a token."""
+        weights = self.weights
+        in_layers = (getattr(layer, field.name) for layer in weights.layers for field in dataclasses.fields(layer))
+        matrices = [*in_layers, weights.norm, weights.lm_head]
+        return sum(matrix.numel() for matrix in matrices if matrix is not None)
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor) -> Tensor:

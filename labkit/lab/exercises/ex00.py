@@ -296,4 +296,74 @@ def bound(bytes_read, flops, bandwidth, peak):
     cases=_bound_cases,
 )
 
-EXERCISES = (GENERATE, COST, BOUND)
+
+def _pick_cases() -> Iterator[Case]:
+    for rows in ([[1.0, 3.0, 2.0]], [[1.0, 3.0, 2.0], [5.0, 4.0, 0.0]], [[2.0, 7.0, 7.0], [0.0, 0.0, 0.0], [-3.0, -2.0, -1.0]]):
+
+        def run(fn: Callable[..., Any], rows: list[list[float]] = rows) -> Any:
+            return fn(torch.tensor(rows))
+
+        yield Case(f"pick(torch.tensor({rows}))", run)
+
+
+PICK = Exercise(
+    id="00.4",
+    title="Choose for everyone",
+    name="pick",
+    difficulty="easy",
+    stub="""
+def pick(logits):
+    \"\"\"logits [S, V], a row for each stream: the id of the largest logit of each row, as a tensor [S].
+
+    Of equal logits the lowest id counts.
+    \"\"\"
+    return ...  # 1 line
+""",
+    hints=(
+        "`argmax` takes a dimension. Which of the two should disappear: streams or vocabulary?",
+        "[S, V] becomes [S] when the last dimension goes.",
+        "`logits.argmax(dim=-1)`; on a tie torch takes the first, which is the lowest id.",
+    ),
+    solution="""
+def pick(logits):
+    return logits.argmax(dim=-1)
+""",
+    wrong=(
+        Wrong(
+            "no dimension",
+            """
+def pick(logits):
+    return logits.argmax()
+""",
+            "argmax without a dimension looks at the whole matrix as one long row and gives one number. "
+            "One id for each row is needed",
+        ),
+        Wrong(
+            "the other dimension",
+            """
+def pick(logits):
+    return logits.argmax(dim=0)
+""",
+            "you choose, for each token, the stream that likes it best. It is the other way round: for each stream the token",
+        ),
+        Wrong(
+            "the value",
+            """
+def pick(logits):
+    return logits.amax(dim=-1)
+""",
+            "these are the largest logits themselves. The engine needs to know *where* they stand: the ids",
+        ),
+        Wrong(
+            "the last of equals",
+            """
+def pick(logits):
+    return logits.shape[-1] - 1 - logits.flip(-1).argmax(dim=-1)
+""",
+            "right, but on a tie you take the highest id. The engine's rule is the lowest, on every machine",
+        ),
+    ),
+    cases=_pick_cases,
+)
+
+EXERCISES = (GENERATE, COST, BOUND, PICK)
