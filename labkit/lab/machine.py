@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import torch
+
+from labkit.kernels import backend
 
 GIB = 1 << 30
 
@@ -35,20 +35,9 @@ class Machine:
         return f"{self.chip}, {memory}"
 
 
-def cpu_name() -> str:
-    """As the system names it; the architecture where it does not say."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.lower().startswith(("model name", "hardware")):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine() or "unknown CPU"
-
-
 def this_machine() -> Machine:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        return Machine("cuda", properties.name, cores, threads, properties.total_memory)
-    return Machine("cpu", cpu_name(), cores, threads, psutil.virtual_memory().total)
+    device = backend.resolve_device("auto")
+    known = backend.facts(device)
+    return Machine(device.type, known.name, cores, threads, known.memory_bytes or psutil.virtual_memory().total)
