@@ -46,7 +46,9 @@ class ChatTemplate:
             RequestError: (param "messages") when there is no template, or it refuses these messages.
         """
         if self.source is None:
-            raise RequestError(f"{self._where} has no chat template; use a plain prompt (completions) instead", "messages")
+            raise RequestError(
+                f"{self._where} has no chat template; use a plain prompt (completions) instead", "messages"
+            )
         plain = [_plain_message(message) for message in messages]
         try:
             if self._compiled is None:
@@ -65,7 +67,10 @@ class ChatTemplate:
                     raise OverflowError(f"the prompt has more than {MAX_CHARACTERS} characters")
                 pieces.append(piece)
         except Exception as error:  # whatever goes wrong in a template is Python's to choose
-            raise RequestError(f"the chat template of {self._where} refuses these messages: {str(error) or type(error).__name__}", "messages") from error
+            raise RequestError(
+                f"the chat template of {self._where} refuses these messages: {str(error) or type(error).__name__}",
+                "messages",
+            ) from error
         return "".join(pieces)
 
 

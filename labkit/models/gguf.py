@@ -71,7 +71,9 @@ class GgufFile:
     def _read_header(self, cursor: _Cursor) -> None:
         version = cursor.scalar("I")
         if version not in VERSIONS:
-            raise ModelError(f"{self.path} has GGUF version {version}; versions {VERSIONS} in little-endian order run here")
+            raise ModelError(
+                f"{self.path} has GGUF version {version}; versions {VERSIONS} in little-endian order run here"
+            )
         num_tensors, num_pairs = cursor.scalar("Q"), cursor.scalar("Q")
         for _ in range(num_pairs):
             key = cursor.string()

@@ -216,7 +216,9 @@ class _Reader:
         for original, high in guesses:
             if original > 0 and np.allclose(llama3_divisors(wavelengths, factor, original, 1.0, high), divisors, 1e-4):
                 return RopeConfig("llama3", theta, factor, original, 1.0, high)
-        raise ModelError(f"{self.file.path}: {_ROPE_FREQS} holds factors that are not llama3 scaling; they do not run here")
+        raise ModelError(
+            f"{self.file.path}: {_ROPE_FREQS} holds factors that are not llama3 scaling; they do not run here"
+        )
 
 
 def llama3_divisors(

@@ -71,7 +71,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelError(f"{path} is missing; a model folder needs config.json, *.safetensors and tokenizer.json") from None
+        raise ModelError(
+            f"{path} is missing; a model folder needs config.json, *.safetensors and tokenizer.json"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
     if not isinstance(data, dict):
@@ -221,9 +223,7 @@ class _Reader:
             self.refuse(f"{field}.high_freq_factor", high, f"it must be above low_freq_factor, which is {low}")
         return RopeConfig("llama3", theta, self.number("factor", None, rope), original, low, high)
 
-    def _yarn(
-        self, field: str, rope: dict[str, Any], theta: float, original: int, max_positions: int
-    ) -> RopeConfig:
+    def _yarn(self, field: str, rope: dict[str, Any], theta: float, original: int, max_positions: int) -> RopeConfig:
         def optional(key: str) -> float | None:
             # transformers takes a 0 for "not given" here
             return self.number(key, None, rope) if rope.get(key) else None
@@ -254,7 +254,9 @@ class _Reader:
             or len(types) != layers
             or any(kind not in ("full_attention", "sliding_attention") for kind in types)
         ):
-            self.refuse("layer_types", types, f"full_attention or sliding_attention for each of {layers} layers is needed")
+            self.refuse(
+                "layer_types", types, f"full_attention or sliding_attention for each of {layers} layers is needed"
+            )
         if family == "llama":
             if self.data.get("sliding_window") is not None:
                 self.refuse("sliding_window", self.data["sliding_window"], "llama models have none")

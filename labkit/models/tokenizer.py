@@ -184,7 +184,9 @@ def _add_missing_tokens(
         if int(token_id) not in backend.get_added_tokens_decoder():
             (backend.add_special_tokens if token.special else backend.add_tokens)([token])
         if backend.token_to_id(entry["content"]) != int(token_id):
-            raise ModelError(f"{path}: added_tokens_decoder gives {entry['content']!r} the id {token_id}, tokenizer.json another")
+            raise ModelError(
+                f"{path}: added_tokens_decoder gives {entry['content']!r} the id {token_id}, tokenizer.json another"
+            )
     known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     for text in special.values():
         if text not in known and backend.token_to_id(text) is not None:

@@ -49,7 +49,11 @@ class TensorReader(Protocol):
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of each tensor that the config asks for."""
     hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
-    rows = {"q_proj": config.num_heads * head, "k_proj": config.num_kv_heads * head, "v_proj": config.num_kv_heads * head}
+    rows = {
+        "q_proj": config.num_heads * head,
+        "k_proj": config.num_kv_heads * head,
+        "v_proj": config.num_kv_heads * head,
+    }
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
@@ -88,14 +92,20 @@ def check_tensors(config: ModelConfig, file: TensorFile, path: Path) -> None:
         if name not in stored:
             why = ""
             if name == LM_HEAD:
-                why = "; config.json says tie_word_embeddings false (also when the field is absent), so it must be there"
-            raise ModelError(f"{path} holds no tensor {file.label(name)}, which a {config.family} model of this config needs{why}")
+                why = (
+                    "; config.json says tie_word_embeddings false (also when the field is absent), so it must be there"
+                )
+            raise ModelError(
+                f"{path} holds no tensor {file.label(name)}, which a {config.family} model of this config needs{why}"
+            )
         if stored[name] != shape:
             raise ModelError(
                 f"{file.where(name)}: tensor {file.label(name)} has the shape {list(stored[name])}, the config asks for {list(shape)}"
             )
     for name in stored:
-        allowed = name in expected or name.endswith(_IGNORED_ENDINGS) or (name == LM_HEAD and config.tie_word_embeddings)
+        allowed = (
+            name in expected or name.endswith(_IGNORED_ENDINGS) or (name == LM_HEAD and config.tie_word_embeddings)
+        )
         if not allowed:
             raise ModelError(
                 f"{file.where(name)}: tensor {name} has no place in a {config.family} model of this config; "
