@@ -51,6 +51,11 @@ class Tokenizer:
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._spelling = _spelling(backend)
 
+    @property
+    def is_byte_level(self) -> bool:
+        """True if the text of some tokens is their bytes, one after the other, read as UTF-8."""
+        return self._spelling == "byte-level"
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Names of special tokens in it become those tokens, as in transformers.
 
