@@ -149,7 +149,7 @@ def load_tokenizer(folder: Path, bos_token_id: int | None = None, eos_token_id: 
     # As in transformers: these two fields, where either is given, take the place of the post-processor.
     explicit = "add_bos_token" in config or "add_eos_token" in config
     if explicit:
-        backend.post_processor = None  # type: ignore[assignment]
+        backend.post_processor = None
     bos, eos = (_token_id(backend, special.get(name)) for name in ("bos_token", "eos_token"))
     return Tokenizer(
         backend,

@@ -100,7 +100,8 @@ def check_tensors(config: ModelConfig, file: TensorFile, path: Path) -> None:
             )
         if stored[name] != shape:
             raise ModelError(
-                f"{file.where(name)}: tensor {file.label(name)} has the shape {list(stored[name])}, the config asks for {list(shape)}"
+                f"{file.where(name)}: tensor {file.label(name)} has the shape {list(stored[name])}, "
+                f"the config asks for {list(shape)}"
             )
     for name in stored:
         allowed = (
@@ -169,8 +170,8 @@ def _check_stored_head(file: TensorFile) -> None:
     reader = file.open()
     if not torch.equal(reader.get(LM_HEAD), reader.get(EMBEDDING)):
         raise ModelError(
-            f"{file.where(LM_HEAD)}: {LM_HEAD} differs from {EMBEDDING}, but config.json says tie_word_embeddings true; "
-            "set it to false if the model was trained with a head of its own"
+            f"{file.where(LM_HEAD)}: {LM_HEAD} differs from {EMBEDDING}, but config.json says "
+            "tie_word_embeddings true; set it to false if the model was trained with a head of its own"
         )
 
 
