@@ -20,7 +20,9 @@ BADGE = (
 )
 # The first code cell of every lesson; only on Colab does it do anything.
 SETUP_CELL = f"""
-import importlib.util, subprocess, sys
+import importlib.util
+import subprocess
+import sys
 
 if "google.colab" in sys.modules and importlib.util.find_spec("labkit") is None:
     clone = ["git", "clone", "--quiet", "--depth=1", "--branch={TAG}", "{REPOSITORY}", "/content/labkit"]
@@ -32,7 +34,7 @@ KEPT = ("torch", "triton", "numpy", "ipykernel")
 
 
 def name_of(requirement: str) -> str:
-    """"foo_bar[x]>=1; marker" is foo-bar."""
+    """ "foo_bar[x]>=1; marker" is foo-bar."""
     match = re.match(r"[A-Za-z0-9._-]+", requirement)
     return re.sub(r"[-_.]+", "-", match.group()).lower() if match else ""
 

@@ -63,6 +63,7 @@ def execute(path: Path) -> None:
         timeout=CELL_SECONDS,
         kernel_name="python3",
         store_widget_state=False,
+        extra_arguments=["--IPKernelApp.log_level=40"],
         coalesce_streams=True,
         resources={"metadata": {"path": str(path.parent)}},
     )

@@ -21,7 +21,7 @@ class PlainModel:
     """A llama-family decoder without a cache.
 
     Raises:
-        ValueError: for a model with a rope type or a sliding window, which the engine's decoder knows and this does not.
+        ValueError: for a model with a rope type or a sliding window; the engine's decoder knows them, this does not.
     """
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights):
@@ -46,9 +46,9 @@ class PlainModel:
         cos, sin = self.angles(ids.shape[1], x)
         for layer in weights.layers:
             x = x + self.attention(layer, rms_norm(x, layer.input_norm, self.config.rms_norm_eps), cos, sin)
-            gate, up = F.linear(
-                rms_norm(x, layer.post_attention_norm, self.config.rms_norm_eps), layer.gate_up
-            ).chunk(2, dim=-1)
+            gate, up = F.linear(rms_norm(x, layer.post_attention_norm, self.config.rms_norm_eps), layer.gate_up).chunk(
+                2, dim=-1
+            )
             x = x + F.linear(F.silu(gate) * up, layer.down)
         return F.linear(rms_norm(x, weights.norm, self.config.rms_norm_eps), weights.lm_head)
 

@@ -45,7 +45,9 @@ class Lab:
         if at_hand:
             print(f"model: {REAL}")
             return REAL
-        print(f"model: toy. For a real one, run `labkit models pull {REAL}` in a terminal (about 100 MB), then restart.")
+        print(
+            f"model: toy. For a real one, run `labkit models pull {REAL}` in a terminal (about 100 MB), then restart."
+        )
         return "toy"
 
     def plain(self, llm: LLM) -> PlainModel:

@@ -6,7 +6,7 @@ import html
 import inspect
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import labkit
 
@@ -63,7 +63,7 @@ def _style() -> Any:
     class BothThemes(Style):
         """Mid-tones: 4:1 or better on white and on near-black."""
 
-        styles = {
+        styles: ClassVar = {
             Comment: "italic #7d7d7d",
             Keyword: "bold #8c6bd1",
             Name.Builtin: "#2f86c4",

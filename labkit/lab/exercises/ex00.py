@@ -298,7 +298,11 @@ def bound(bytes_read, flops, bandwidth, peak):
 
 
 def _pick_cases() -> Iterator[Case]:
-    for rows in ([[1.0, 3.0, 2.0]], [[1.0, 3.0, 2.0], [5.0, 4.0, 0.0]], [[2.0, 7.0, 7.0], [0.0, 0.0, 0.0], [-3.0, -2.0, -1.0]]):
+    for rows in (
+        [[1.0, 3.0, 2.0]],
+        [[1.0, 3.0, 2.0], [5.0, 4.0, 0.0]],
+        [[2.0, 7.0, 7.0], [0.0, 0.0, 0.0], [-3.0, -2.0, -1.0]],
+    ):
 
         def run(fn: Callable[..., Any], rows: list[list[float]] = rows) -> Any:
             return fn(torch.tensor(rows))
@@ -344,7 +348,8 @@ def pick(logits):
 def pick(logits):
     return logits.argmax(dim=0)
 """,
-            "you choose, for each token, the stream that likes it best. It is the other way round: for each stream the token",
+            "you choose, for each token, the stream that likes it best. Wanted is the other way round: "
+            "for each stream the token",
         ),
         Wrong(
             "the value",

@@ -1,10 +1,10 @@
 """The roofline (Williams, Waterman, Patterson 2009): what a box can do at most, by FLOPs for each byte it reads.
 
-    FLOP/s
-      │        ________  peak: the arithmetic units are busy
-      │      ╱
-      │    ╱   bandwidth × FLOPs a byte: memory is busy
-      └──────────────── FLOPs a byte
+FLOP/s
+  │        ________  peak: the arithmetic units are busy
+  │      ╱
+  │    ╱   bandwidth × FLOPs a byte: memory is busy
+  └──────────────── FLOPs a byte
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ import html
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", size: int = 13, colour: str = "currentColor") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">{html.escape(words)}</text>'
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {place} font-size="{size}" fill="{colour}">{html.escape(words)}</text>'
 
 
 def line(points: list[tuple[float, float]], *, colour: str = "currentColor", width: float = 1, dash: str = "") -> str:

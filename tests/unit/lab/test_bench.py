@@ -77,4 +77,5 @@ def test_the_interpreter_is_not_timed() -> None:
 
 def kernel_file() -> str:
     # Triton reads a kernel's source from its file, so the program has to be one.
-    return f"import tempfile, runpy\nwith tempfile.NamedTemporaryFile('w', suffix='.py') as f:\n f.write({KERNEL!r}); f.flush(); runpy.run_path(f.name)"
+    write_and_run = f"    f.write({KERNEL!r}); f.flush(); runpy.run_path(f.name)"
+    return f"import tempfile, runpy\nwith tempfile.NamedTemporaryFile('w', suffix='.py') as f:\n{write_and_run}"

@@ -1,4 +1,4 @@
-"""Every exercise of every lesson: the stub is untried, the solution right, each wrong answer caught by its own words."""
+"""Every exercise of every lesson: the stub is untried, the solution right, each wrong answer gets its own words."""
 
 from __future__ import annotations
 

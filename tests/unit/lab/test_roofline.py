@@ -13,11 +13,15 @@ import pytest
 
 from labkit.lab.machine import Machine
 from labkit.lab.roofline import Roofline
-from labkit.lab.widgets.roofline import Setting, render, widget
 from labkit.lab.widgets.roofline import Data as RooflineData
+from labkit.lab.widgets.roofline import Setting, render, widget
 
 MACHINE = Machine("cpu", "Test CPU", 4, 2, 8 << 30)
-SETTINGS = [Setting("write, 1 stream", 2e8, 4e8, 1), Setting("write, 8 streams", 16e8, 4e8, 8), Setting("read", 1e11, 4e8, 256)]
+SETTINGS = [
+    Setting("write, 1 stream", 2e8, 4e8, 1),
+    Setting("write, 8 streams", 16e8, 4e8, 8),
+    Setting("read", 1e11, 4e8, 256),
+]
 
 
 def make(path: Path, lesson: str = "00", machine: Machine = MACHINE) -> Roofline:

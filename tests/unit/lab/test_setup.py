@@ -40,13 +40,17 @@ def test_too_late_is_said() -> None:
 
 
 def test_seeds() -> None:
-    program = "from labkit.lab import setup; setup('00'); import torch, random; print(torch.rand(1).item(), random.random())"
+    program = (
+        "from labkit.lab import setup; setup('00'); import torch, random; print(torch.rand(1).item(), random.random())"
+    )
     assert run(program).splitlines()[-1] == run(program).splitlines()[-1]
 
 
 def test_colab_installs_only_what_is_missing() -> None:
     have = {"torch": "2.11.0", "numpy": "2.0", "jinja2": "3.1"}
-    wanted = colab.missing(["torch>=2.9", "Jinja2>=3.1", "huggingface_hub>=0.34", "triton; platform_system == 'Linux'"], have)
+    wanted = colab.missing(
+        ["torch>=2.9", "Jinja2>=3.1", "huggingface_hub>=0.34", "triton; platform_system == 'Linux'"], have
+    )
     assert wanted == ["huggingface_hub>=0.34"]
     assert colab.constraints(have) == ["torch==2.11.0", "numpy==2.0"]
     assert colab.name_of("Foo_bar.baz[x]>=1; y") == "foo-bar-baz"
