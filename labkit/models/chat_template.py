@@ -187,7 +187,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             raise OverflowError(f"{left} ** {right} is out of bounds")
         if operator == "*":
             for value, times in ((left, right), (right, left)):
-                if isinstance(value, (str, list, tuple)) and isinstance(times, int):
-                    if len(value) * times > MAX_CHARACTERS:
-                        raise OverflowError(f"a value of more than {MAX_CHARACTERS} characters or entries")
+                sized = isinstance(value, (str, list, tuple)) and isinstance(times, int)
+                if sized and len(value) * times > MAX_CHARACTERS:
+                    raise OverflowError(f"a value of more than {MAX_CHARACTERS} characters or entries")
         return _checked_size(super().call_binop(context, operator, left, right))

@@ -95,7 +95,8 @@ class GgufFile:
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 30 or alignment & (alignment - 1):
             raise ModelError(
-                f"{self.path} ({self.size} bytes): general.alignment is {alignment}; it must be a power of two from 8 up"
+                f"{self.path} ({self.size} bytes): general.alignment is {alignment}; "
+                "it must be a power of two from 8 up"
             )
         return alignment
 

@@ -30,7 +30,8 @@ class MemoryPlan:
     block_size: int
 
     def __str__(self) -> str:
-        pool = f"{self.num_kv_blocks:,} blocks of {self.block_size} tokens, {self.num_kv_blocks * self.block_size:,} tokens"
+        tokens = self.num_kv_blocks * self.block_size
+        pool = f"{self.num_kv_blocks:,} blocks of {self.block_size} tokens, {tokens:,} tokens"
         rows = [
             ("weights", self.weights_bytes, ""),
             ("KV pool", self.kv_bytes, pool),

