@@ -23,11 +23,19 @@ CHAT: list[dict[str, Any]] = [
 TEMPLATES = {
     "chatml": CHAT_TEMPLATE,
     "bos": "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}{{ eos_token }}\n{% endfor %}",
-    "blocks": "{% for m in messages %}\n    {% if m.role != 'system' %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}",
+    "blocks": (
+        "{% for m in messages %}\n    {% if m.role != 'system' %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}"
+    ),
     "json": "{{ messages | tojson }} {{ messages[0] | tojson(indent=2) }}",
-    "loops": "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m['content'] ~ loop.index }}{% endfor %}",
+    "loops": (
+        "{% for m in messages %}{% if loop.index > 2 %}{% break %}"
+        "{% endif %}{{ m['content'] ~ loop.index }}{% endfor %}"
+    ),
     "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
-    "macro": "{% macro say(m) %}<{{ m.role ~ '|' ~ m.content }}>{% endmacro %}{% for m in messages %}{{ say(m) }}{% endfor %}",
+    "macro": (
+        "{% macro say(m) %}<{{ m.role ~ '|' ~ m.content }}>{% endmacro %}"
+        "{% for m in messages %}{{ say(m) }}{% endfor %}"
+    ),
     "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
     "tools": "{% if tools is not none %}tools{% else %}none{% endif %}{% if documents %}d{% endif %}{{ unk_token }}",
     "slices": "{% for m in messages[1:] %}{{ m.content[:2] * 2 }}{{ '%s' % m.role }}{% endfor %}{{ 2 ** 3 }}",

@@ -94,7 +94,7 @@ def test_a_pool_smaller_than_the_length_that_was_asked_for_starts(free: SimpleNa
 
 
 def test_a_length_beyond_the_model(free: SimpleNamespace) -> None:
-    with pytest.raises(ValueError, match="max_model_len is 513.*512"):
+    with pytest.raises(ValueError, match=r"max_model_len is 513.*512"):
         plan(model(), max_model_len=513)
 
 

@@ -162,7 +162,7 @@ def test_what_is_missing_in_the_cache_is_fetched(name: str, fake: FakeHub) -> No
 
 
 def test_what_the_hub_refuses(fake: FakeHub) -> None:
-    with pytest.raises(ModelError, match="someone/nothing is not on the hub"):
+    with pytest.raises(ModelError, match=r"someone/nothing is not on the hub"):
         sources.resolve("someone/nothing")
     fake.gated.add(REPO)
     with pytest.raises(ModelError, match=f"{REPO} is gated.*hf auth login"):
@@ -191,7 +191,7 @@ def test_no_room_for_a_hub_model(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(hub, "_snapshot", full)
-    with pytest.raises(ModelError, match="bytes are free there.*HF_HOME"):
+    with pytest.raises(ModelError, match=r"bytes are free there.*HF_HOME"):
         hub.download(REPO)
 
 

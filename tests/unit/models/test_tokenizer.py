@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -279,7 +280,7 @@ def sentencepiece(text: str, scores: dict[str, float]) -> list[str]:
     """SentencePiece's BPE in its plainest form: join the neighbours with the best score, leftmost first."""
     pieces = list("▁" + text.replace(" ", "▁"))
     while True:
-        pairs = [(scores.get(a + b), -i) for i, (a, b) in enumerate(zip(pieces, pieces[1:]))]
+        pairs = [(scores.get(a + b), -i) for i, (a, b) in enumerate(pairwise(pieces))]
         known = [(score, i) for score, i in pairs if score is not None]
         if not known:
             break
@@ -304,7 +305,7 @@ def test_gguf_sentencepiece(tmp_path: Path) -> None:
     metadata |= {"tokenizer.ggml.add_bos_token": None, "tokenizer.ggml.unknown_token_id": 0}
     write_gguf(tmp_path / "x.gguf", config, random_weights(config), metadata=metadata)
     ours = open_checkpoint(str(tmp_path / "x.gguf")).tokenizer
-    by_piece = {token: score for token, score in zip(tokens[259:], scores[259:])}
+    by_piece = dict(zip(tokens[259:], scores[259:]))
     for text in ["the quick brown fox jumps over the lazy dog", "the", "quickthe qu", "漢 the😀", "a  b", "thethethe"]:
         assert [tokens[i] for i in ours.encode(text, False)] == sentencepiece(text, by_piece), text
         assert ours.decode(ours.encode(text)) == text
