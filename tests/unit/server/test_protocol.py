@@ -31,7 +31,17 @@ def refused(kind, **fields):
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"{'a': 1}", b'{"a": NaN}', b'{"a": 1e999}', b'{"a": "\xe9"}', b"{} x", b"[" * 50_000, b"\xff\xfe{\x00}\x00"]
+    [
+        b"",
+        b"{",
+        b"{'a': 1}",
+        b'{"a": NaN}',
+        b'{"a": 1e999}',
+        b'{"a": "\xe9"}',
+        b"{} x",
+        b"[" * 50_000,
+        b"\xff\xfe{\x00}\x00",
+    ]
     + [b'{"prompt": "\\ud912"}', b'{"prompt": "\\udc00"}', b'{"prompt": "\\ud912\\u0041"}'],
     ids=lambda body: repr(body[:20]),
 )
@@ -108,7 +118,9 @@ def test_wrong_chats(fields, param):
     assert refused(ChatRequest, **fields) == ("invalid_value", param)
 
 
-@pytest.mark.parametrize("prompt", [None, 3, {}, [], [[]], ["a", 1], [1, "a"], [1.5], [True], [["a"]], [[1], 2]], ids=str)
+@pytest.mark.parametrize(
+    "prompt", [None, 3, {}, [], [[]], ["a", 1], [1, "a"], [1.5], [True], [["a"]], [[1], 2]], ids=str
+)
 def test_wrong_prompts(prompt):
     assert refused(CompletionRequest, prompt=prompt) == ("invalid_value", "prompt")
 

@@ -13,7 +13,9 @@ def test_a_key_of_ones_own():
     assert keys.check(b"bearer  one ", "203.0.113.9") == b"one"
 
 
-@pytest.mark.parametrize("header", [None, b"", b"Bearer", b"Bearer ", b"Bearer on", b"Basic one", b"one", b"Bearer \xe4"])
+@pytest.mark.parametrize(
+    "header", [None, b"", b"Bearer", b"Bearer ", b"Bearer on", b"Basic one", b"one", b"Bearer \xe4"]
+)
 def test_no_key_or_a_wrong_one(header):
     with pytest.raises(ApiError) as error:
         Keys(["one"]).check(header, "127.0.0.1")
