@@ -32,7 +32,7 @@ notebooks() { # argument: how many at once
         return 0
     fi
     # nbval counts a cell as a test. --timeout is pytest's guard over nbval's own limit for a cell.
-    set -- -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=120 --timeout=300 -q -n "$1" --dist loadfile
+    set -- -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=120 --timeout=300 -n "$1" --dist loadfile
     env OMP_NUM_THREADS="$threads" "$python" "$@" notebooks
 }
 
@@ -44,9 +44,9 @@ else
     step "ruff check" "$python" -m ruff check .
     step "mypy" "$python" -m mypy
     step "import-linter" "$python" -c 'from importlinter.cli import lint_imports_command as run; run()'
-    step "tests" "$python" -m pytest -q -m "not gpu and not browser" -n "$jobs" --dist loadfile --durations=15 tests
+    step "tests" "$python" -m pytest -m "not gpu and not browser" -n "$jobs" --dist loadfile --durations=15 tests
     step "notebooks" notebooks "$jobs"
-    step "browser tests" "$python" -m pytest -q -m browser tests
+    step "browser tests" "$python" -m pytest -m browser tests
 fi
 
 printf '\n== all: %s s\n' "$(($(date +%s) - began))"

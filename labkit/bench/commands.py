@@ -49,7 +49,6 @@ def offline(
         raise typer.BadParameter(f"there is no workload {unknown[0]!r}; known ones: {', '.join(WORKLOADS)}")
     if out is not None and out.suffix != ".json":
         raise typer.BadParameter(f"--out is {str(out)!r}; it must end in .json, the CSV goes beside it")
-    (out or RECORDED / "x").parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes of measuring
     engine = _engine_config(
         device=device,
         dtype=dtype,
@@ -65,6 +64,7 @@ def offline(
     from labkit.bench.record import write_record
     from labkit.bench.table import markdown
 
+    (out or RECORDED / "x").parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes of measuring
     if threads is not None:
         torch.set_num_threads(threads)
     command = ("labkit", *sys.argv[1:])
@@ -72,7 +72,7 @@ def offline(
     record = measure(settings, lambda line: typer.echo(line, err=True))
     path = out or _free_name(RECORDED, record)
     table = write_record(record, path)
-    typer.echo(markdown(record, path.name))
+    typer.echo(markdown(record, path.as_posix()))
     typer.echo(f"wrote {path} and {table}", err=True)
 
 
@@ -98,15 +98,15 @@ def plot(
     if as_markdown and is_trace:
         raise typer.BadParameter("--markdown is for a record, a .json file")
     if as_markdown:
-        typer.echo(markdown(read_record(file), file.name))
+        typer.echo(markdown(read_record(file), file.as_posix()))
     elif perfetto:
         typer.echo(f"wrote {write_perfetto(read_trace(file), file.with_suffix('.perfetto.json'))}")
     elif is_trace:
         typer.echo(f"wrote {draw_timeline(read_trace(file), file.with_suffix('.png'))}")
     else:
         record = read_record(file)
-        typer.echo(markdown(record, file.name))
-        typer.echo(f"wrote {draw_record(record, file.with_suffix('.png'))}", err=True)
+        typer.echo(markdown(record, file.as_posix()))
+        typer.echo(f"wrote {draw_record(record, file.with_suffix('.bars.png'))}", err=True)
 
 
 def _engine_config(**fields: object) -> EngineConfig:

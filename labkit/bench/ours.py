@@ -17,7 +17,7 @@ from labkit.bench.workloads import Answer, Workload
 from labkit.config import EngineConfig, SamplingParams
 from labkit.engine.trace import Trace
 from labkit.llm import LLM
-from labkit.models.memory import plan_memory
+from labkit.models.weights import num_parameters
 
 STEP_COST_WARM_UP = 8  # tokens out
 
@@ -34,10 +34,8 @@ class Labkit:
         self.config = self.llm.engine.config
         self.dtype = self.config.dtype
         self.how = f"LLM.generate(), kernels {self.config.kernels}, {torch.get_num_threads()} threads"
-        plan = plan_memory(
-            self.llm.engine.model_config, self.config, torch.device(self.config.device), getattr(torch, self.dtype)
-        )
-        self._memory = Memory(plan.weights_bytes, self.llm.engine.stats().kv_bytes, before, after, peak, after)
+        weights = num_parameters(self.llm.engine.model_config) * getattr(torch, self.dtype).itemsize
+        self._memory = Memory(weights, self.llm.engine.stats().kv_bytes, before, after, peak, after)
 
     def run(self, workload: Workload) -> Answer:
         params = [

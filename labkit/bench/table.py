@@ -8,7 +8,7 @@ from labkit.bench.record import Memory, Record, StepCost, Summary
 NOT_MEASURED = "–"
 
 
-def markdown(record: Record, file_name: str) -> str:
+def markdown(record: Record, path: str) -> str:
     """The medians, our engine against each peer, and under them the machine and what a step and the memory cost."""
     peers = list(dict.fromkeys(row.engine for row in record.summary if row.engine != "labkit"))
     peers += [name for name in record.peers if name not in peers]
@@ -20,10 +20,11 @@ def markdown(record: Record, file_name: str) -> str:
         rates = [_rate(by_place.get((workload.name, engine))) for engine in ("labkit", *peers)]
         times = [_ratio(ratios.get((workload.name, peer))) for peer in peers]
         lines.append(_row([f"{workload.name} ({workload.counts})", *rates, *times]))
-    notes = [f"Median of {_repeats(record)}, {record.dtype}, all engines in one process in turn. {_machine(record)}"]
+    together = ", all engines in one process in turn" if peers else ""
+    notes = [f"Median of {_repeats(record)}, {record.dtype}{together}. {_machine(record)}"]
     notes += [f"{name}: {how}." for name, how in record.peers.items() if how.startswith("not measured")]
     notes += [_streams(by_place), _step_cost(record.step_cost), _memory(record.memory)]
-    notes.append(f"Raw: `data/recorded/{file_name}`.")
+    notes.append(f"Raw: `{path}`.")
     return "\n".join([*lines, "", *(note for note in notes if note)])
 
 
@@ -40,8 +41,12 @@ def _ratio(ratio: float | None) -> str:
 
 
 def _repeats(record: Record) -> str:
-    counts = {row.repeats for row in record.summary}
-    return f"{min(counts)} runs" if len(counts) == 1 else f"{min(counts)} to {max(counts)} runs"
+    counts = {row.repeats for row in record.summary}  # the same for all in one session
+    return f"{_count(min(counts), 'run')} of each"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def _machine(record: Record) -> str:
@@ -49,7 +54,7 @@ def _machine(record: Record) -> str:
     chip = (
         machine.gpus[0].name
         if machine.gpus and record.device.startswith("cuda")
-        else (f"{machine.cpu}, {machine.threads} threads")
+        else (f"{machine.cpu}, {_count(machine.threads, 'thread')}")
     )
     commit = f"commit {machine.commit[:7]}" if machine.commit else "no commit known"
     changed = " with changes" if machine.tree_clean is False else ""

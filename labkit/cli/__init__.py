@@ -20,6 +20,7 @@ def main(args: list[str] | None = None) -> NoReturn:
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a character that the terminal cannot show is no reason to stop
+    status = 0
     try:
         # Imported here, so that Ctrl-C during the import is met as well.
         from labkit.cli.app import run
@@ -32,7 +33,7 @@ def main(args: list[str] | None = None) -> NoReturn:
             print(file=sys.stderr)  # the terminal has just shown ^C
         status = INTERRUPTED
     except OSError as error:  # stdout: a disk that is full, or a reader that has gone (which needs no word)
-        if not isinstance(error, BrokenPipeError):
+        if status == 0 and not isinstance(error, BrokenPipeError):
             print(
                 f"labkit: error: cannot write the output: {error.strerror}",
                 file=sys.stderr,

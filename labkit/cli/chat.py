@@ -13,7 +13,7 @@ import typer
 
 from labkit.cli.errors import describe, note
 from labkit.cli.field_help import SAMPLING_HELP
-from labkit.cli.groups import ENGINE_OF_ONE_REQUEST, Quiet
+from labkit.cli.groups import ENGINE_OF_ONE_REQUEST, MODEL, Quiet, open_llm
 from labkit.cli.options import FieldOptions, options
 from labkit.config import EngineConfig, SamplingParams
 from labkit.errors import LabkitError, RequestError
@@ -34,10 +34,7 @@ COMMANDS = "/reset forgets the conversation, /exit ends it; Ctrl-C stops an answ
 
 @options(sampling=SAMPLING_OF_CHAT, engine=ENGINE_OF_ONE_REQUEST)
 def chat(
-    model: Annotated[
-        str,
-        typer.Argument(help="toy, smollm2-135m, a folder, a .gguf file or a hub id."),
-    ] = "toy",
+    model: Annotated[str, MODEL] = "toy",
     system: Annotated[str | None, typer.Option("--system", help="What the model is told first.")] = None,
     quiet: Quiet = False,
     *,
@@ -48,9 +45,7 @@ def chat(
 
     labkit chat smollm2-135m --temperature 0.7      or      echo 'What is a token?' | labkit chat
     """
-    from labkit.llm import LLM
-
-    with LLM(model, quiet=quiet, **vars(engine)) as llm:
+    with open_llm(model, engine, quiet) as llm:
         talk = Conversation(llm, sampling, system)
         if not quiet and sys.stdin.isatty():
             note(f"{model}: {COMMANDS}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -16,6 +18,15 @@ WRONG_ARGUMENTS = 2
 
 class WrongArguments(Exception):
     """The options are wrong in a way that only a look at all of them shows."""
+
+
+@contextlib.contextmanager
+def value_errors_are_wrong_arguments() -> Iterator[None]:
+    """Around what takes the options' values, and raises ValueError for one that is not allowed."""
+    try:
+        yield
+    except ValueError as error:
+        raise WrongArguments(str(error)) from error
 
 
 def is_usage_error(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from labkit.cli.errors import note
-from labkit.cli.groups import ENGINE_OF_ONE_REQUEST, SAMPLING, Quiet
+from labkit.cli.groups import ENGINE_OF_ONE_REQUEST, MODEL, SAMPLING, Quiet, open_llm
 from labkit.cli.options import options
 from labkit.config import EngineConfig, SamplingParams
 from labkit.outputs import RequestOutput
@@ -20,10 +20,7 @@ from labkit.outputs import RequestOutput
 
 @options(sampling=SAMPLING, engine=ENGINE_OF_ONE_REQUEST)
 def generate(
-    model: Annotated[
-        str,
-        typer.Argument(help="toy, smollm2-135m, a folder, a .gguf file or a hub id."),
-    ],
+    model: Annotated[str, MODEL],
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text to go on from.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole RequestOutput.")] = False,
     quiet: Quiet = False,
@@ -35,9 +32,7 @@ def generate(
 
     labkit generate toy --prompt 'Once upon a time' --max-tokens 64 --temperature 0.7 --seed 1
     """
-    from labkit.llm import LLM
-
-    with LLM(model, quiet=quiet, **vars(engine)) as llm:
+    with open_llm(model, engine, quiet) as llm:
         start = time.monotonic()
         if as_json or sampling.n > 1:
             [output] = llm.generate([prompt], sampling, use_tqdm=False)

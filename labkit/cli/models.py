@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit.cli.groups import ENGINE
+from labkit.cli.errors import value_errors_are_wrong_arguments
+from labkit.cli.groups import ENGINE, MODEL
 from labkit.cli.options import options
 from labkit.config import EngineConfig
 
@@ -22,12 +23,13 @@ def list_models() -> None:
     width = max(len(model.name) for model in models)
     for model in models:
         print(f"{model.name:{width}}  {model.description}")
-        print(f"{'':{width}}  {model.path or f'not here yet: labkit models pull {model.name}'}")
+        print(f"{'':{width}}  {model.path or 'not here yet'} ({model.source})")
 
 
 @app.command()
 def pull(
     name: Annotated[str, typer.Argument(help="A name from `labkit models list`, or a hub id.")],
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Fetch a model into the cache folder (LABKIT_CACHE), and print where it lies.
 
@@ -35,16 +37,13 @@ def pull(
     """
     from labkit.models.sources import pull as fetch
 
-    print(fetch(name))
+    print(fetch(name, progress=not quiet))
 
 
 @app.command()
 @options(engine=ENGINE)
 def inspect(
-    name: Annotated[
-        str,
-        typer.Argument(help="toy, smollm2-135m, a folder, a .gguf file or a hub id."),
-    ],
+    name: Annotated[str, MODEL],
     *,
     engine: EngineConfig,
 ) -> None:
@@ -59,7 +58,8 @@ def inspect(
     print(f"{checkpoint.name}  {checkpoint.path}\n")
     print_fields(vars(checkpoint.config))
     print(f"\n{checkpoint.num_parameters:,} parameters\n")
-    print(plan_memory(checkpoint.config, engine, device, dtype))
+    with value_errors_are_wrong_arguments():
+        print(plan_memory(checkpoint.config, engine, device, dtype))
 
 
 def print_fields(fields: dict[str, Any]) -> None:

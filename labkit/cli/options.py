@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit.cli.errors import WrongArguments
+from labkit.cli.errors import WrongArguments, value_errors_are_wrong_arguments
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,14 @@ class FieldOptions:
         )
 
     def _default(self, name: str) -> Any:
-        field = self._field(name)
-        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-        default = self.defaults.get(name, default)
+        default = self.defaults.get(name, self._field(name).default)
         return list(default) if isinstance(default, tuple) else default
 
     def build(self, values: Mapping[str, Any]) -> Any:
         """The dataclass made of the options' values. Raises WrongArguments with what the dataclass says."""
         hints = typing.get_type_hints(self.config)
-        try:
+        with value_errors_are_wrong_arguments():
             return self.config(**{name: self._field_value(name, hints[name], value) for name, value in values.items()})
-        except ValueError as error:
-            raise WrongArguments(str(error)) from error
 
     def _field_value(self, name: str, hint: Any, value: Any) -> Any:
         if is_mapping(hint) and value is not None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from labkit.cli.field_help import SERVER_HELP
-from labkit.cli.groups import ENGINE
+from labkit.cli.groups import ENGINE, MODEL
 from labkit.cli.options import FieldOptions, options
 from labkit.config import EngineConfig
 from labkit.server.config import ServerConfig
@@ -23,10 +23,7 @@ SERVER = FieldOptions(
 
 @options(server=SERVER, engine=ENGINE)
 def serve(
-    model: Annotated[
-        str,
-        typer.Argument(help="toy, smollm2-135m, a folder, a .gguf file or a hub id."),
-    ] = "toy",
+    model: Annotated[str, MODEL] = "toy",
     *,
     server: ServerConfig,
     engine: EngineConfig,
@@ -38,4 +35,4 @@ def serve(
     # LABKIT_ENVIRONMENT=production, which needs a key of one's own, is the server's to look at.
     from labkit.server.serve import run
 
-    run(model, engine, server)
+    raise typer.Exit(run(model, engine, server))

@@ -49,7 +49,7 @@ class Scheduler:
 
     Attributes:
         waiting: in the order of the policy.
-        running: those that hold a slot. Their blocks are theirs until they finish or are preempted.
+        running: those that hold a slot, in the same order. Their blocks are theirs until they end or are preempted.
         preempted: how often a sequence was preempted so far.
         prefix_cache_queries: prompt tokens that were looked up so far, once for each sequence.
         prefix_cache_hits: of these, found.
@@ -144,7 +144,6 @@ class Scheduler:
 
     def _continue_running(self, step: Step) -> int:
         """Give each running sequence its share, the first in rank first. Returns what is left of the budget."""
-        self.running.sort(key=self._rank)
         decodes = min(self._budget, sum(seq.token_on_device for seq in self.running))
         left = self._budget - decodes  # prompts get what the decodes do not need
         prompt_chunks = []
@@ -152,20 +151,32 @@ class Scheduler:
             if seq.slot is None:  # preempted by one before it, and so are all that follow
                 break
             if seq.token_on_device:
-                if decodes and self._make_room(seq, 1):
-                    step.chunks.append(self._chunk(seq, 1))
+                if decodes and (part := self._next_chunk(seq, 1)):
+                    step.chunks.append(part)
                     decodes -= 1
             elif left:
                 length = chunk(seq.num_uncomputed, left, self._budget, self._config.enable_chunked_prefill)
-                if length and self._make_room(seq, length):
-                    prompt_chunks.append(self._chunk(seq, length))
+                if length and (part := self._next_chunk(seq, length)):
+                    prompt_chunks.append(part)
                     left -= length
         step.chunks += prompt_chunks
         return left
 
-    def _make_room(self, seq: Sequence, length: int) -> bool:
-        """Preempt, from the last in rank, until blocks for the next tokens are there. False: it had to go itself."""
-        while self.pool.num_available < self._missing_blocks(seq, length):
+    def _next_chunk(self, seq: Sequence, length: int) -> Chunk | None:
+        """Its next `length` tokens, with the blocks they need. None: it ranked last and had to give up its own."""
+        new: list[int] = []
+        missing = self._num_blocks(seq.num_computed + length) - len(seq.block_table)
+        if missing > 0:
+            if not self._make_room(seq, missing):
+                return None
+            new = self.pool.take(missing)
+            seq.block_table += new
+            self._trace.emit("alloc", req=seq.id, blocks=new)
+        return Chunk(seq, seq.num_computed, length, new, draws=length == seq.num_uncomputed)
+
+    def _make_room(self, seq: Sequence, missing: int) -> bool:
+        """Preempt, from the last in rank, until that many blocks can be taken. False: `seq` had to go itself."""
+        while self.pool.num_available < missing:
             victim = self.running[-1]
             self._preempt(victim)
             if victim is seq:
@@ -256,7 +267,7 @@ class Scheduler:
     def _start(self, seq: Sequence, found: list[int], length: int, step: Step) -> None:
         """Give it a slot, the blocks that were found and its first chunk."""
         self.waiting.remove(seq)
-        self.running.append(seq)
+        bisect.insort(self.running, seq, key=self._rank)
         seq.status = Status.RUNNING
         seq.slot = self._free_slots.pop()
         self._reserved += self._worst_case(seq)
@@ -271,7 +282,9 @@ class Scheduler:
             self.pool.share(found)
             seq.block_table = list(found)
             self._trace.emit("hit", req=seq.id, tokens=cached, blocks=found)
-        step.chunks.append(self._chunk(seq, length))
+        first = self._next_chunk(seq, length)
+        assert first is not None, "_has_room saw enough blocks"
+        step.chunks.append(first)
         step.admitted.append(seq)
         self._trace.emit("admit", req=seq.id, blocks=list(seq.block_table), cached=cached)
 
@@ -283,17 +296,6 @@ class Scheduler:
     def _worst_case(self, seq: Sequence) -> int:
         """Blocks it fills if it runs to max_tokens. Nobody needs keys and values of the last token."""
         return self._num_blocks(seq.num_prompt_tokens + seq.max_tokens - 1)
-
-    def _missing_blocks(self, seq: Sequence, length: int) -> int:
-        return self._num_blocks(seq.num_computed + length) - len(seq.block_table)
-
-    def _chunk(self, seq: Sequence, length: int) -> Chunk:
-        """The next `length` tokens, with the blocks they need; there are enough."""
-        new = self.pool.take(self._missing_blocks(seq, length))
-        if new:
-            seq.block_table += new
-            self._trace.emit("alloc", req=seq.id, blocks=new)
-        return Chunk(seq, seq.num_computed, length, new, draws=length == seq.num_uncomputed)
 
     def _release(self, seq: Sequence) -> None:
         """Take back its slot and its blocks."""

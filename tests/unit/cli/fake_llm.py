@@ -32,6 +32,8 @@ class FakeLLM:
         if model.startswith("/no"):
             raise ModelError(f"{model} is not there")
         self.model, self.quiet, self.config = model, quiet, EngineConfig(**fields)  # type: ignore[arg-type]
+        if (self.config.max_model_len or 0) > CONTEXT:
+            raise ValueError(f"max_model_len is {self.config.max_model_len}; this model has {CONTEXT}")
         self.prompts: list = []
         self.params: list[SamplingParams] = []
         self.tokenizer = FakeTokenizer()

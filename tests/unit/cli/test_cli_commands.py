@@ -56,6 +56,11 @@ def test_failed_work(labkit, llm):
         assert status == 1 and "Traceback" in err and err.count("labkit: error: ") == 1
 
 
+def test_a_value_that_this_model_does_not_have(labkit, llm):
+    status, _, err = labkit("generate", "toy", "--prompt", "x", "--max-model-len", "100000")
+    assert status == 2 and "max_model_len is 100000" in one_error(err)
+
+
 def test_an_error_of_many_lines_is_one_line(labkit, llm, monkeypatch):
     monkeypatch.setattr(llm, "broken", ModelError("one\n  two\nthree"))
     status, _, err = labkit("generate", "toy", "--prompt", "x", "--quiet")
@@ -144,16 +149,16 @@ def test_every_field_has_its_help_and_nothing_else_has(config, texts):
 
 def test_serve_hands_the_options_over(labkit, monkeypatch):
     served = []
-    module = types.SimpleNamespace(run=lambda *given: served.append(given))
+    module = types.SimpleNamespace(run=lambda *given: served.append(given) or len(served) - 1)
     monkeypatch.setitem(sys.modules, "labkit.server.serve", module)
     monkeypatch.setenv("LABKIT_API_KEY", "one, two")
     monkeypatch.setenv("LABKIT_CORS_ORIGIN", "http://a http://b")
     monkeypatch.setenv("LABKIT_MAX_NUM_SEQS", "4")
     assert labkit("serve", "--port", "0", "--rate-limit", "1.5", "--seed", "3", "--api-key", "own")[0] == 0
-    assert labkit("serve", "smollm2-135m")[0] == 0
+    assert labkit("serve", "smollm2-135m")[0] == 1  # the server's own exit status
     monkeypatch.delenv("LABKIT_API_KEY")
     monkeypatch.delenv("LABKIT_CORS_ORIGIN")
-    assert labkit("serve")[0] == 0
+    assert labkit("serve")[0] == 2
     origins = ("http://a", "http://b")
     engine = EngineConfig(max_num_seqs=4)
     assert served == [

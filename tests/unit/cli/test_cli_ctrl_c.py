@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -16,9 +17,9 @@ COMMAND = [sys.executable, str(Path(__file__).with_name("slow_labkit.py"))]
 
 def start(*args: str, **streams: int) -> subprocess.Popen[bytes]:
     # A shell's background job ignores SIGINT, and its children would inherit that.
-    return subprocess.Popen(
-        [*COMMAND, *args], preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler), **streams
-    )
+    interrupted = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.Popen([*COMMAND, *args], preexec_fn=interrupted, env=buffered, **streams)
 
 
 class Terminal:
@@ -83,3 +84,13 @@ def test_a_reader_that_leaves_is_no_error():
         process.stdout.read(3)
         process.stdout.close()
         assert (process.stderr.read(), process.wait(30)) == (b"", 1)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("args", [["--version"], ["generate", "toy", "--prompt", "x"]])
+def test_a_full_disk_is_one_line(args):
+    with open("/dev/full", "wb") as full, start(*args, stdout=full.fileno(), stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        err = process.stderr.read().decode()
+    assert process.returncode == 1 and err.startswith("labkit: error: ") and err.count("\n") == 1
+    assert "No space left" in err
