@@ -147,9 +147,22 @@ class ServerHandle:
 
     def stop(self) -> None:
         """End it and wait until it has gone; its port is free then. A second call does nothing."""
-        with contextlib.suppress(RuntimeError):  # its loop has ended already
-            self._loop.call_soon_threadsafe(self._server.stop)
+        self._call(self._server.stop)
         self._thread.join()
+
+    def drain(self) -> None:
+        """What SIGTERM does to `labkit serve`: no new requests, and an end when the last one is answered."""
+        self._call(self._server.drain)
+
+    def join(self, seconds: float | None = None) -> None:
+        """Wait until it has ended. Raises TimeoutError if that takes longer."""
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the server still runs after {seconds} s")
+
+    def _call(self, function: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # its loop has ended already
+            self._loop.call_soon_threadsafe(function)
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from labkit.engine.stats import EngineStats
 from labkit.models.chat_template import ChatTemplate
 from labkit.models.tokenizer import Tokenizer
 from labkit.server.engine import EngineClient
-from labkit.server.messages import Launch, decode_to_engine
+from labkit.server.messages import Cancel, Launch, decode_to_engine
 from labkit.server.process import EngineLoop
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -141,8 +142,17 @@ class FakeProcess:
 
     async def spawn(self, client: EngineClient) -> None:
         self.client = client
+        self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(client.address,), daemon=True)
         self._thread.start()
+
+    def wake(self) -> None:
+        """An idle engine waits for a message; after the gate has been opened it needs one."""
+        self._loop.call_soon_threadsafe(self.client._send, Cancel("nobody"))
+
+    def die(self) -> None:
+        """As when the process has ended."""
+        self._loop.call_soon_threadsafe(self.client._died, "the fake engine has died")
 
     def _run(self, address: str) -> None:
         with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
