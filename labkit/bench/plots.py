@@ -44,7 +44,7 @@ class Timeline:
 
     rows: dict[str, Row]
     free_blocks: list[tuple[float, int]]
-    tokens: list[tuple[float, int, int]]  # time, prefill tokens, decode tokens
+    tokens: list[tuple[float, int, int]]  # begin of the step, prefill tokens, decode tokens
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def timeline(events: list[dict[str, Any]]) -> Timeline:
             for req in event["decode"]:
                 out.rows.setdefault(req, Row()).decode.append(span)
             out.free_blocks.append((t, event["free_blocks"]))
-            out.tokens.append((t, sum(length for _, _, length in event["prefill"]), len(event["decode"])))
+            out.tokens.append((span[0], sum(length for _, _, length in event["prefill"]), len(event["decode"])))
         elif "req" in event:
             row = out.rows.setdefault(event["req"], Row())
             if kind in ("submit", "preempt"):
@@ -138,7 +138,7 @@ def _legend(axes: Axes) -> None:
 
 def _draw_steps(axes: Axes, data: Timeline) -> None:
     times = [t for t, _, _ in data.tokens]
-    axes.step(times, [p + d for _, p, d in data.tokens], where="pre", color=GREEN, linewidth=0.9)
+    axes.step(times, [p + d for _, p, d in data.tokens], where="post", color=GREEN, linewidth=0.9)
     axes.set_ylabel("tokens a step", color=GREEN, fontsize=8)
     axes.set_xlabel("seconds since the engine's start", fontsize=8)
     right = axes.twinx()

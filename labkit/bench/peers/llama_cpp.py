@@ -6,6 +6,7 @@ The package's own `Llama` class runs one sequence at a time, so the batch is bui
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 from importlib import metadata
@@ -34,6 +35,7 @@ class LlamaCpp:
             raise NotMeasuredError("not measured: it reads GGUF files only")
         if dtype != torch.float32 or device.type != "cpu":
             raise NotMeasuredError(f"not measured: it is compared in float32 on the CPU, not in {dtype} on {device}")
+        logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)  # it tells hundreds of lines while it loads
         self._c: Any = llama_cpp
         self._threads = torch.get_num_threads()
         self._model, self._context = self._load(float32_file(path), longest, streams)
