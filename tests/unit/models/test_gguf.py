@@ -249,7 +249,7 @@ DOWN, UP = "blk.0.ffn_down.weight", "blk.0.ffn_up.weight"
     [
         (lambda raw: with_offset(raw, DOWN, 2**40), DOWN),
         (lambda raw: with_offset(raw, DOWN, 2**64 - 32), DOWN),
-        (lambda raw: with_offset(raw, DOWN, offset_of(raw, DOWN) + 4), DOWN),
+        (lambda raw: with_offset(raw, DOWN, offset_of(raw, DOWN) + 4), "is not aligned"),
         (lambda raw: with_offset(raw, DOWN, offset_of(raw, UP)), "overlaps"),
         (lambda raw: raw[:-1], "offset"),
     ],

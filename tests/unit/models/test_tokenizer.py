@@ -45,7 +45,23 @@ TEXTS = [
 def spm_tokenizer(fallback: bool = True) -> Tokenizer:
     """A small vocabulary in Llama 2's way: ▁ for spaces, bytes for what has no piece."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    pieces += ["▁", *"theqickbrownfxjumpsvlazydg", "th", "the", "▁the", "qu", "ick", "ic", "▁q", "▁qu", "▁quick"]
+    pieces += [
+        "▁",
+        *"theqickbrownfxjumpsvlazydg",
+        "th",
+        "the",
+        "▁the",
+        "qu",
+        "ick",
+        "ic",
+        "▁q",
+        "▁qu",
+        "▁quick",
+        "he",
+        "eq",
+        "uic",
+        "ox",
+    ]
     vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
     merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("q", "u"), ("i", "c"), ("ic", "k"), ("▁", "qu"), ("▁qu", "ick")]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=fallback, fuse_unk=True))
@@ -293,11 +309,12 @@ def sentencepiece(text: str, scores: dict[str, float]) -> list[str]:
     ]
 
 
-def test_gguf_sentencepiece(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_gguf_sentencepiece(seed: int, tmp_path: Path) -> None:
     model = json.loads(spm_tokenizer().to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     types = [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259)
-    rng = random.Random(5)
+    rng = random.Random(seed)
     scores = [0.0] * 259 + [-float(i) for i in rng.sample(range(len(tokens) - 259), len(tokens) - 259)]
     config = config_json(num_hidden_layers=1, vocab_size=len(tokens))
     keys = {"model": "llama", "pre": None, "merges": None, "tokens": tokens, "token_type": types, "scores": scores}
