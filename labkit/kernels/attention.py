@@ -88,7 +88,7 @@ def attention(
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Writes keys and values [T, K, D] into the pool [N, B, K, D] at token slots [T], int64 as pools pass 2³¹ numbers."""
+    """Writes keys and values [T, K, D] into the pool [N, B, K, D] at token slots [T], int64 (pools pass 2³¹)."""
     k_cache.view(-1, *k.shape[1:]).index_copy_(0, slot_mapping, k)
     v_cache.view(-1, *v.shape[1:]).index_copy_(0, slot_mapping, v)
 
