@@ -88,7 +88,7 @@ def attention(
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Writes keys and values [T, K, D] into the pool [N, B, K, D] at token slots [T], int64 as pools pass 2³¹ numbers."""
+    """Writes keys and values [T, K, D] into the pool [N, B, K, D] at token slots [T], int64 (pools pass 2³¹)."""
     k_cache.view(-1, *k.shape[1:]).index_copy_(0, slot_mapping, k)
     v_cache.view(-1, *v.shape[1:]).index_copy_(0, slot_mapping, v)
 
@@ -101,9 +101,9 @@ def decode_attention(
     kv_heads = k_cache.shape[2]
     padded = batch.block_tables.shape[1] * k_cache.shape[1]
     context = batch.max_context
+    blocks = batch.block_tables.flatten()
     keys, values = (
-        _gather(cache, batch.block_tables.flatten()).view(sequences, padded, kv_heads, head_dim)[:, :context]
-        for cache in (k_cache, v_cache)
+        _gather(cache, blocks).view(sequences, padded, kv_heads, head_dim)[:, :context] for cache in (k_cache, v_cache)
     )
     out = scaled_dot_product_attention(
         q.view(sequences, kv_heads, heads // kv_heads, head_dim),  # [S, K, G, D]

@@ -161,10 +161,14 @@ def test_a_large_vocabulary_is_cut_at_the_same_place(spread: float, kw: dict[str
     logits = torch.randn(2, 5000, generator=torch.Generator().manual_seed(2)) * spread
     want = torch.stack([filtered(row, **kw) for row in logits])
     top_k = column(kw.get("top_k", 0), 2, torch.int32)
-    values, ids = sampling.candidates(logits, None, top_k, column(kw.get("top_p", 1.0), 2))
-    kept = torch.zeros(2, 5000, dtype=torch.bool).scatter_(1, ids, values > -torch.inf)
-    # Sums of float32 may put the line one token further.
-    assert ((kept != (want > 0)).sum(-1) <= 1).all()
+    top_p = column(kw.get("top_p", 1.0), 2)
+    for count in (sampling.CANDIDATES, 5000):
+        values, ids, complete = sampling.candidates(logits, count, None, top_k, top_p)
+        kept = torch.zeros(2, 5000, dtype=torch.bool).scatter_(1, ids, values > -torch.inf)
+        assert complete.all() or count < 5000
+        # Sums of float32 may put the line one token further.
+        assert ((kept != (want > 0)).sum(-1) <= 1)[complete].all()
+        assert ((want > 0).sum(-1) > count)[~complete].all() or kw.get("top_k", 0) > count
 
 
 def test_candidates_do_not_depend_on_company() -> None:
@@ -199,6 +203,15 @@ def test_top_k_prefers_low_ids_among_equals() -> None:
     _, ids = sampling.best_first(-logits, 3)
     assert ids.tolist() == [[0, 2, 4]], "-0.0 equals 0.0"
     assert values.tolist() == [[1.0] * 4]
+
+
+def test_best_first_breaks_ties_inside_and_at_the_edge() -> None:
+    """Rounded logits have many equals; the reference is one stable sort of everything."""
+    logits = torch.randn(3, 700, generator=torch.Generator().manual_seed(6)).mul(10).round().div(10)
+    want = torch.sort(logits, dim=-1, descending=True, stable=True)
+    for count in (1, 2, 5, 37, 300, 699, 700):
+        values, ids = sampling.best_first(logits, count)
+        assert torch.equal(values, want.values[:, :count]) and torch.equal(ids, want.indices[:, :count])
 
 
 def test_best_first_orders_negative_numbers_and_infinities() -> None:
