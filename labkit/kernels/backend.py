@@ -1,0 +1,114 @@
+"""Devices, number formats and kernel backends: what this machine can run, and what is picked.
+
+Three backends are planned for every operation: ``torch`` (the reference that defines it, on any device), ``triton``
+and ``cuda``. So far there is only the first; asking for another says so.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from labkit.errors import KernelError, ModelError
+
+BACKENDS = ("torch", "triton", "cuda")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+BFLOAT16_SINCE = (8, 0)  # compute capability (Ampere); older GPUs only emulate it, slowly
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What is known of a device without running anything on it."""
+
+    device: torch.device
+    name: str
+    capability: tuple[int, int] | None  # compute capability of a GPU
+    default_dtype: torch.dtype
+    memory_bytes: int | None  # of a GPU
+    threads: int | None  # of a CPU: how many PyTorch uses
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` means here.
+
+    Raises:
+        ModelError: a GPU is asked for that is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device(name)
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
+        raise ModelError(f"device is {name!r}, but PyTorch finds no CUDA GPU here; use device='cpu' or 'auto'")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise ModelError(f"device is {name!r}, but the GPUs here are cuda:0 to cuda:{last}")
+    return torch.device("cuda", index)
+
+
+def facts(device: torch.device) -> DeviceFacts:
+    """Name, capability, memory and the default number format of a device."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        capability = (properties.major, properties.minor)
+        dtype = torch.bfloat16 if capability >= BFLOAT16_SINCE else torch.float16
+        return DeviceFacts(device, properties.name, capability, dtype, properties.total_memory, None)
+    return DeviceFacts(device, cpu_name() or "CPU", None, torch.float32, None, torch.get_num_threads())
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The number format that weights, keys and values have on this device.
+
+    Raises:
+        ModelError: bfloat16 is asked for on a GPU that has no arithmetic for it.
+    """
+    known = facts(device)
+    if name == "auto":
+        return known.default_dtype
+    dtype = DTYPES[name]
+    if dtype == torch.bfloat16 and known.capability is not None and known.capability < BFLOAT16_SINCE:
+        major, minor = known.capability
+        raise ModelError(
+            f"dtype is 'bfloat16', but {known.name} has compute capability {major}.{minor} and bfloat16 needs 8.0; "
+            "use dtype='float16' or 'auto'"
+        )
+    return dtype
+
+
+def unavailable(backend: str, device: torch.device) -> str | None:
+    """Why a backend cannot run on this device; None if it can."""
+    if backend == "torch":
+        return None
+    if device.type != "cuda":
+        return f"it needs a CUDA GPU, and the device is {device.type}"
+    return "its kernels are not part of this version"
+
+
+def choose(kernels: str, device: torch.device) -> str:
+    """The backend that `kernels` of the configuration means on this device.
+
+    Raises:
+        KernelError: a backend is forced that cannot run here, with the reason.
+    """
+    if kernels == "auto":
+        return next(name for name in reversed(BACKENDS) if unavailable(name, device) is None)
+    if kernels not in BACKENDS:
+        raise KernelError(f"kernels is {kernels!r}; it can be auto, {', '.join(BACKENDS)}")
+    reason = unavailable(kernels, device)
+    if reason is not None:
+        raise KernelError(f"kernels is {kernels!r}, but {reason}; use kernels='torch' or 'auto'")
+    return kernels
+
+
+def cpu_name() -> str:
+    """The processor's name as the system tells it; empty where it does not."""
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    return ""

@@ -1,0 +1,225 @@
+"""How the next token is drawn: penalties, temperature, filters, and noise that anybody can compute again.
+
+The draw is Gumbel-max: argmax(logits / temperature + g) is distributed as softmax(logits / temperature) when every g
+is -log(-log(u)) of an independent uniform u (Gumbel 1954; Maddison et al. 2014, arXiv:1411.0030). Here u is no stream
+of random numbers but a hash of (seed, choice, position, token id). So the same request draws the same token alone or
+in a crowd, chunked, preempted or after a restart, and two sequences that weigh the same tokens share their noise.
+
+    seed (64 bit), choice, position ──hash──▶ k0, k1               one pair a row
+    token * 0x9E3779B9 + k0 ──mix──▶ ^ k1 ──mix──▶ 32 bits ──▶ u   one number a token
+
+All of it is 32-bit integer arithmetic that wraps around, which int32 tensors, Triton and CUDA do alike.
+
+Letters: S sequences (rows that draw), V vocabulary, C candidates.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GOLDEN = 0x9E3779B9 - 2**32  # 2³² / golden ratio as an int32: neighbouring ids land far apart
+CANDIDATES = 1024  # how many of the best tokens top_p looks at before it sorts the whole vocabulary
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    keys: Tensor,
+    min_p: Tensor | None = None,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+) -> Tensor:
+    """Draws a token for each row. The order is: temperature, min_p, top_k, top_p, then the draw.
+
+    Args:
+        logits: [S, V] float32, after bias and penalties
+        temperature: [S] float32; 0 takes the largest logit, the lowest id on a tie, whatever the filters say
+        keys: [S, 2] int32, of `noise_keys`
+        min_p, top_k, top_p: [S]; None: no row filters this way. Off are 0, 0 and 1.
+
+    Returns:
+        [S] int64
+    """
+    greedy = (temperature == 0).unsqueeze(1)
+    scaled = logits / temperature.masked_fill(temperature == 0, 1).unsqueeze(1)
+    if top_k is None and top_p is None:
+        if min_p is not None:
+            scaled = filter_min_p(scaled, min_p)
+        ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
+        noise = gumbel_noise(keys, ids.unsqueeze(0)).masked_fill_(greedy, 0)
+        return noise.add_(scaled).argmax(-1)
+    values, ids = candidates(scaled, min_p, top_k, top_p)
+    noise = gumbel_noise(keys, ids.int()).masked_fill_(greedy, 0)
+    total = noise.add_(values)
+    # The best of the candidates, and of equals the lowest id: just what argmax over the vocabulary would find.
+    best = total == total.amax(-1, keepdim=True)
+    return ids.masked_fill(~best, logits.shape[1]).amin(-1)
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """The largest logit of each row [S, V], the lowest id on a tie -> [S] int64."""
+    return logits.argmax(-1)
+
+
+def filter_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
+    """Cuts tokens whose probability is below min_p [S] times the best one's; logits are [S, V]."""
+    floor = logits.amax(-1) + min_p.log()  # log 0 = -inf cuts nothing
+    return logits.masked_fill(logits < floor.unsqueeze(1), -torch.inf)
+
+
+def candidates(
+    logits: Tensor, min_p: Tensor | None, top_k: Tensor | None, top_p: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The tokens that survive the filters.
+
+    Returns:
+        (logits, ids), both [S, C], best first; -inf for a token that is cut.
+    """
+    vocab = logits.shape[1]
+    if logits.device.type == "cpu":
+        # Reading a tensor costs nothing here, so most rows get away without sorting the vocabulary.
+        count = min(vocab, CANDIDATES)
+        values, ids = best_first(logits, count)
+        kept, complete = _filter_sorted(logits, values, min_p, top_k, top_p)
+        if bool(complete.all()):
+            return kept, ids
+    values, ids = best_first(logits, vocab)
+    return _filter_sorted(logits, values, min_p, top_k, top_p)[0], ids
+
+
+def best_first(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row [S, V] and their ids, equal ones by id, lowest first -> two [S, count].
+
+    A sort key holds both: the logit's bits, ordered as integers, above the inverted id.
+    """
+    vocab = logits.shape[1]
+    if count == vocab:
+        return torch.sort(logits, dim=-1, descending=True, stable=True)
+    bits = (logits + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    key = (ordered << 32) + torch.arange(vocab - 1, -1, -1, device=logits.device)
+    ids = (vocab - 1) - (key.topk(count, dim=-1).values & 0xFFFFFFFF)
+    return logits.gather(1, ids), ids
+
+
+def _filter_sorted(
+    logits: Tensor, values: Tensor, min_p: Tensor | None, top_k: Tensor | None, top_p: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Cuts `values` [S, C], the best of `logits` [S, V] in order.
+
+    Returns:
+        (values with -inf where cut, [S] bool: True if nothing that the filters keep is missing from the C).
+    """
+    count, best = values.shape[1], values[:, :1]
+    floor = torch.full_like(best, -torch.inf) if min_p is None else best + min_p.log().unsqueeze(1)
+    keep = values >= floor
+    limit = torch.full_like(best, logits.shape[1], dtype=torch.int64)
+    if top_k is not None:
+        limit = torch.where(top_k > 0, top_k, limit.squeeze(1)).unsqueeze(1)
+        keep &= torch.arange(count, device=values.device) < limit
+    complete = (limit <= count) | (values[:, -1:] < floor) | (count == logits.shape[1])
+    if top_p is not None:
+        weights = (values - best).exp_() * keep
+        total = weights.sum(-1, keepdim=True)
+        if count < logits.shape[1]:
+            everything = torch.where(logits >= floor, logits - best, -torch.inf).exp_().sum(-1, keepdim=True)
+            total = torch.where(complete, total, everything)
+        before = weights.cumsum(-1) - weights
+        target = top_p.unsqueeze(1) * total
+        keep &= (before < target) | (top_p == 1).unsqueeze(1)
+        # Rows whose k is beyond the C would need their total from a longer sort.
+        reached = ((before + weights)[:, -1:] >= target) & (top_p < 1).unsqueeze(1) & (limit == logits.shape[1])
+        complete = complete | reached
+    keep[:, 0] = True  # rounding must never leave a row without any
+    return values.masked_fill(~keep, -torch.inf), complete.squeeze(1)
+
+
+def apply_penalties(
+    logits: Tensor, seen: Tensor, counts: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor
+) -> Tensor:
+    """Makes tokens that have been seen less (or more) likely.
+
+    Repetition (Keskar et al. 2019, arXiv:1909.05858) divides a positive logit and multiplies a negative one, for
+    tokens of prompt and output; presence and frequency (OpenAI's) are subtracted for tokens of the output alone.
+
+    Args:
+        logits: [S, V] float32
+        seen: [S, V] bool, tokens that are in prompt or output
+        counts: [S, V] int, how often each token is in the output
+        repetition, presence, frequency: [S] float32; off are 1, 0 and 0
+
+    Returns:
+        [S, V], a new tensor
+    """
+    factor = torch.where(seen, repetition.unsqueeze(1), 1.0)
+    logits = torch.where(logits > 0, logits / factor, logits * factor)
+    logits -= presence.unsqueeze(1) * (counts > 0)
+    return logits.sub_(frequency.unsqueeze(1) * counts)
+
+
+def noise_keys(seed_words: Tensor, choices: Tensor, positions: Tensor) -> Tensor:
+    """Two 32-bit keys for each row, out of everything the draw depends on but the token.
+
+    Args:
+        seed_words: [S, 2] int32, low and high half of the 64-bit seed
+        choices: [S] int32, which answer of the request it is
+        positions: [S] int32, index of the drawn token in prompt and output as one sequence
+
+    Returns:
+        [S, 2] int32
+    """
+    low, high = seed_words.unbind(1)
+    first = mix(mix(low ^ 0x243F6A88) + high)  # digits of pi: any constants do, as long as they differ
+    second = mix(mix(high ^ 0x13198A2E) + low)
+    where = mix(mix(positions * GOLDEN + choices) ^ 0x03707344)
+    return torch.stack((mix(first + where), mix(second ^ where)), dim=1)
+
+
+def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """Gumbel noise for tokens.
+
+    Args:
+        keys: [S, 2] int32
+        token_ids: [S, C] or [1, C] int32
+
+    Returns:
+        [S, C] float32, between -2.9 and 16.7
+    """
+    x = token_ids * GOLDEN + keys[:, :1]
+    x = mix(mix(x) ^ keys[:, 1:])
+    # The upper 23 bits and a half: exact in float32, never 0 and never 1.
+    u = shift_right(x, 9).float().add_(0.5).mul_(2.0**-23)
+    return u.log_().neg_().log_().neg_()
+
+
+def mix(x: Tensor) -> Tensor:
+    """A bijection of int32 in which every input bit moves every output bit (lowbias32, Chris Wellons 2018)."""
+    x = x ^ shift_right(x, 16)
+    x = x.mul_(0x7FEB352D)
+    x ^= shift_right(x, 15)
+    x = x.mul_(0x846CA68B - 2**32)
+    x ^= shift_right(x, 16)
+    return x
+
+
+def shift_right(x: Tensor, bits: int) -> Tensor:
+    """The logical shift: int32 as if it were unsigned, zeros come in from the left."""
+    return (x >> bits).bitwise_and_((1 << (32 - bits)) - 1)
+
+
+def log_probabilities(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What the model itself thinks of a token, and of the k best ones.
+
+    Args:
+        logits: [S, V] float32, raw
+        tokens: [S] int64
+
+    Returns:
+        (log-probability [S], rank [S] with 1 for the most likely, ids [S, k], their log-probabilities [S, k])
+    """
+    normaliser = logits.logsumexp(-1, keepdim=True)
+    own = logits.gather(1, tokens.unsqueeze(1))
+    rank = (logits > own).sum(-1) + 1
+    values, ids = best_first(logits, k)
+    return (own - normaliser).squeeze(1), rank, ids, values - normaliser

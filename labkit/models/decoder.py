@@ -1,0 +1,99 @@
+"""A llama, in the shape that Mistral, Qwen2 and Qwen3 share.
+
+    token ids ── embedding ──▶ residual stream [T, E]
+                                   │
+        ┌──────────── each layer ──┼───────────────────────────────────────────────┐
+        │   RMSNorm → QKV → (QK-norm) → RoPE → paged attention → output → + stream  │
+        │   RMSNorm → gate, up → SiLU × mul → down                      → + stream  │
+        └──────────────────────────┼───────────────────────────────────────────────┘
+                                   ▼
+                            RMSNorm → hidden [T, E] ── lm_head ──▶ logits [rows, V]
+
+The tokens of all sequences of a step lie in one row of T; only attention knows where one ends and the next begins.
+
+What the families differ in is in ModelConfig: Qwen2 has a bias on QKV, Qwen3 a norm on every query and key head,
+Mistral (and some Qwen) a sliding window, and each checkpoint its RoPE.
+
+Letters: T tokens, E hidden size, F intermediate size, H query heads, K key/value heads, D head size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+
+from labkit.config import ModelConfig
+from labkit.kernels import activation, attention, backend, linear, rms_norm, rope
+from labkit.kernels.attention import AttentionBatch
+from labkit.models.layout import DecoderWeights, LayerWeights
+
+
+@dataclass(slots=True)
+class DecoderBatch:
+    """The tokens of one step."""
+
+    token_ids: Tensor  # [T] int
+    positions: Tensor  # [T] int: of each token in its own sequence
+    attention: AttentionBatch
+
+
+class Decoder:
+    """The model: weights, and the order in which they are used. It keeps no state of a request.
+
+    Args:
+        max_model_len: how many positions the RoPE table holds.
+        kernels: the backend, as EngineConfig.kernels.
+
+    Raises:
+        KernelError: this backend cannot run here.
+    """
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, max_model_len: int, kernels: str = "auto"):
+        device = weights.embedding.device
+        self.config = config
+        self.weights = weights
+        self.backend = backend.choose(kernels, device)
+        self.cos_sin = rope.rope_table(config.rope, config.head_dim, max_model_len, device)
+
+    def forward(self, batch: DecoderBatch, kv_cache: Tensor) -> Tensor:
+        """Runs every layer on the step's tokens.
+
+        Args:
+            kv_cache: [layers, 2, N, B, K, D], keys and values of each layer; the step's own are written into it.
+
+        Returns:
+            Hidden states [T, E], normalised, ready for `logits`.
+        """
+        eps = self.config.rms_norm_eps
+        residual = functional.embedding(batch.token_ids, self.weights.embedding)
+        x = rms_norm.rms_norm(residual, self.weights.layers[0].input_norm, eps)
+        for index, layer in enumerate(self.weights.layers):
+            x = self._attention(x, layer, index, batch, kv_cache[index])
+            x, residual = rms_norm.add_rms_norm(x, residual, layer.post_attention_norm, eps)
+            x = self._mlp(x, layer)
+            following = self.weights.layers[index + 1].input_norm if index + 1 < len(kv_cache) else self.weights.norm
+            x, residual = rms_norm.add_rms_norm(x, residual, following, eps)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of every token of the vocabulary: [rows, E] -> [rows, V] float32."""
+        return linear.linear(hidden, self.weights.lm_head).float()
+
+    def _attention(self, x: Tensor, layer: LayerWeights, index: int, batch: DecoderBatch, kv_cache: Tensor) -> Tensor:
+        """[T, E] -> [T, E]; kv_cache is this layer's [2, N, B, K, D]."""
+        config = self.config
+        heads, kv_heads = config.num_heads, config.num_kv_heads
+        qkv = linear.linear(x, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, config.head_dim)
+        q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = rms_norm.rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = rms_norm.rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        q, k = rope.apply_rope(q, k, batch.positions, self.cos_sin)
+        out = attention.attention(q, k, v, kv_cache[0], kv_cache[1], batch.attention, config.sliding_windows[index])
+        return linear.linear(out.flatten(1), layer.output)
+
+    def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
+        """[T, E] -> [T, E]"""
+        return linear.linear(activation.silu_mul(linear.linear(x, layer.gate_up)), layer.down)

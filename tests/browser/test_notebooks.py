@@ -1,0 +1,157 @@
+"""Every lesson in a real JupyterLab in Chromium: run all, no error anywhere, its sliders move by keyboard."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SECONDS = 300  # for all cells of a lesson, on a machine that is busy
+HARMLESS = (
+    "favicon",
+    "ResizeObserver loop",  # the browser's own note that a layout took two rounds
+)
+
+
+class Server:
+    """JupyterLab over a copy of the notebooks, so that what it saves harms nothing."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.token = secrets.token_hex(16)
+        self.log = folder / "jupyter.log"
+        shutil.copytree(ROOT / "notebooks", folder / "notebooks")
+        state = {f"JUPYTER_{kind}_DIR": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
+        own = {
+            "IPYTHONDIR": str(folder / "ipython"),
+            "JUPYTER_TOKEN": self.token,
+            "JUPYTER_PREFER_ENV_PATH": "1",
+            "LABKIT_LAB_FOLDER": str(folder / "points"),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        }
+        command = [
+            *(sys.executable, "-m", "jupyterlab", "--no-browser", "--log-level=WARN", "--allow-root"),
+            *("--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", f"--ServerApp.root_dir={folder / 'notebooks'}"),
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+            "--LabApp.news_url=",
+        ]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, env=os.environ | state | own, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self.url = self._wait(folder / "runtime")
+
+    def _wait(self, runtime: Path) -> str:
+        until = time.monotonic() + 120
+        while time.monotonic() < until and self.process.poll() is None:
+            for path in runtime.glob("jpserver-*.json"):
+                try:
+                    url = str(json.loads(path.read_text())["url"])
+                    urllib.request.urlopen(f"{url}api/status?token={self.token}", timeout=5).close()
+                    return url
+                except (ValueError, urllib.error.URLError, OSError):
+                    pass
+            time.sleep(0.3)
+        raise RuntimeError(f"JupyterLab did not start:\n{self.log.read_text()}")
+
+    def address(self, notebook: str) -> str:
+        return f"{self.url}lab/tree/{notebook}?token={self.token}&reset"
+
+    def stop_kernels(self) -> None:
+        headers = {"Authorization": f"token {self.token}"}
+        with urllib.request.urlopen(urllib.request.Request(f"{self.url}api/sessions", headers=headers)) as answer:
+            sessions = json.load(answer)
+        for session in sessions:
+            request = urllib.request.Request(
+                f"{self.url}api/sessions/{session['id']}", headers=headers, method="DELETE"
+            )
+            urllib.request.urlopen(request).close()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("jupyter"))
+    yield server
+    server.stop()
+
+
+def open_lesson(page: Any, server: Server, path: Path) -> None:
+    page.goto(server.address(path.name))
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+    page.wait_for_function("document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'")
+
+
+def all_scrolled(page: Any) -> None:
+    """JupyterLab draws a cell when it comes into view; so let every one come."""
+    count = page.evaluate("document.querySelectorAll('.jp-WindowedPanel-viewport > .jp-Cell').length")
+    page.evaluate("document.querySelector('.jp-Notebook').focus()")
+    for number in range(count):
+        page.locator(".jp-Notebook .jp-Cell").nth(number).scroll_into_view_if_needed()
+
+
+def run_all(page: Any, path: Path) -> None:
+    page.locator(".jp-Notebook .jp-Cell").first.click()
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    last = json.loads(path.read_text(encoding="utf-8"))["cells"][-1]
+    assert "was reached" in "".join(last["source"])
+    page.wait_for_function(
+        "() => { const outputs = [...document.querySelectorAll('.jp-OutputArea-output')];"
+        " const busy = document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status !== 'idle';"
+        " return !busy && outputs.some(o => o.textContent.includes('was reached')); }",
+        timeout=SECONDS * 1000,
+    )
+
+
+def complaints(page: Any) -> list[str]:
+    return [text for text in page.errors if not any(word in text for word in HARMLESS)]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_lesson(browser_page: Any, server: Server, path: Path, tmp_path: Path) -> None:
+    page = browser_page
+    open_lesson(page, server, path)
+    run_all(page, path)
+    assert page.locator("[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
+    assert page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error']").count() == 0
+
+    sliders = page.get_by_role("slider")
+    assert sliders.count() >= 1
+    for number in range(sliders.count()):
+        slider = sliders.nth(number)
+        slider.scroll_into_view_if_needed()
+        box = page.locator(".jp-OutputArea-output:has([role=slider])").nth(number)
+        picture = box.locator("svg[role=img]")
+        before, words = picture.inner_html(), picture.get_attribute("aria-label")
+        slider.focus()
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function(
+            "([svg, before]) => svg.isConnected === false || svg.innerHTML !== before",
+            arg=[picture.element_handle(), before],
+        )
+        assert picture.inner_html() != before
+        assert picture.get_attribute("aria-label") != words
+    assert complaints(page) == []
