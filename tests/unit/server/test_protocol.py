@@ -41,8 +41,10 @@ def refused(kind, **fields):
         b"{} x",
         b"[" * 50_000,
         b"\xff\xfe{\x00}\x00",
-    ]
-    + [b'{"prompt": "\\ud912"}', b'{"prompt": "\\udc00"}', b'{"prompt": "\\ud912\\u0041"}'],
+        b'{"prompt": "\\ud912"}',
+        b'{"prompt": "\\udc00"}',
+        b'{"prompt": "\\ud912\\u0041"}',
+    ],
     ids=lambda body: repr(body[:20]),
 )
 def test_not_json(body):
@@ -97,7 +99,7 @@ def test_wrong_values_name_their_field(field, values):
         ({"messages": "hi"}, "messages"),
         ({"messages": None}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-        ({"messages": USER + [{"role": "user"}]}, "messages[1].content"),
+        ({"messages": [*USER, {"role": "user"}]}, "messages[1].content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
