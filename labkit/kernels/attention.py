@@ -101,9 +101,9 @@ def decode_attention(
     kv_heads = k_cache.shape[2]
     padded = batch.block_tables.shape[1] * k_cache.shape[1]
     context = batch.max_context
+    blocks = batch.block_tables.flatten()
     keys, values = (
-        _gather(cache, batch.block_tables.flatten()).view(sequences, padded, kv_heads, head_dim)[:, :context]
-        for cache in (k_cache, v_cache)
+        _gather(cache, blocks).view(sequences, padded, kv_heads, head_dim)[:, :context] for cache in (k_cache, v_cache)
     )
     out = scaled_dot_product_attention(
         q.view(sequences, kv_heads, heads // kv_heads, head_dim),  # [S, K, G, D]
