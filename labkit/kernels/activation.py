@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
+from labkit.kernels import backend, native
+
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, with silu(x) = x * sigmoid(x).
@@ -13,7 +15,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         gate_up: [T, 2F], the gate's columns first. Overwritten.
 
     Returns:
-        [T, F], a view of the gate's columns
+        [T, F]
     """
+    if backend.on_cpp(gate_up):
+        return native.silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate, inplace=True).mul_(up)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from labkit.kernels import backend, native
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) * weight, over the last dimension.
@@ -19,6 +21,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         [..., E], of x's type; a new tensor.
     """
+    if x.dim() == 2 and backend.on_cpp(x, weight):
+        return native.rms_norm(x, weight, eps)
     wide = x.float()
     # The norm of a row is one pass over memory; squaring, then a mean, would be two.
     mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1])
@@ -36,5 +40,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     Returns:
         (normalised, residual + x), both [T, E]
     """
+    if backend.on_cpp(x, residual, weight):
+        return native.add_rms_norm(x, residual, weight, eps)
     residual.add_(x)
     return rms_norm(residual, weight, eps), residual

@@ -54,7 +54,7 @@ class Decoder:
         device = weights.embedding.device
         self.config = config
         self.weights = weights
-        self.backend = backend.choose(kernels, device)
+        self.backend = backend.choose(kernels, device, weights.embedding.dtype, config.head_dim)
         self.cos_sin = rope.rope_table(config.rope, config.head_dim, max_model_len, device)
 
     def forward(self, batch: DecoderBatch, kv_cache: Tensor) -> Tensor:
@@ -66,6 +66,7 @@ class Decoder:
         Returns:
             Hidden states [T, E], normalised, ready for `logits`.
         """
+        backend.use(self.backend)
         eps = self.config.rms_norm_eps
         residual = functional.embedding(batch.token_ids, self.weights.embedding)
         x = rms_norm.rms_norm(residual, self.weights.layers[0].input_norm, eps)
@@ -79,6 +80,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token of the vocabulary: [rows, E] -> [rows, V] float32."""
+        backend.use(self.backend)
         return linear.linear(hidden, self.weights.lm_head).float()
 
     def _attention(self, x: Tensor, layer: LayerWeights, index: int, batch: DecoderBatch, kv_cache: Tensor) -> Tensor:
@@ -96,4 +98,5 @@ class Decoder:
 
     def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
         """[T, E] -> [T, E]"""
-        return linear.linear(activation.silu_mul(linear.linear(x, layer.gate_up)), layer.down)
+        gate_up = linear.linear(x, layer.gate_up, any_layout=True)
+        return linear.linear(activation.silu_mul(gate_up), layer.down, any_layout=True)

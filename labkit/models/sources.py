@@ -98,8 +98,7 @@ def _say(text: str, progress: bool) -> None:
 
 
 def _toy(name: str) -> Path | None:
-    data = shipped("data")
-    return data / name if data is not None and (data / name).is_dir() else None
+    return shipped(f"data/{name}")
 
 
 def _smollm2() -> Path | None:
