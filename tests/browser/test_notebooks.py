@@ -77,7 +77,9 @@ class Server:
         with urllib.request.urlopen(urllib.request.Request(f"{self.url}api/sessions", headers=headers)) as answer:
             sessions = json.load(answer)
         for session in sessions:
-            request = urllib.request.Request(f"{self.url}api/sessions/{session['id']}", headers=headers, method="DELETE")
+            request = urllib.request.Request(
+                f"{self.url}api/sessions/{session['id']}", headers=headers, method="DELETE"
+            )
             urllib.request.urlopen(request).close()
 
     def stop(self) -> None:
@@ -146,7 +148,10 @@ def test_lesson(browser_page: Any, server: Server, path: Path, tmp_path: Path) -
         before, words = picture.inner_html(), picture.get_attribute("aria-label")
         slider.focus()
         page.keyboard.press("ArrowRight")
-        page.wait_for_function("([svg, before]) => svg.isConnected === false || svg.innerHTML !== before", arg=[picture.element_handle(), before])
+        page.wait_for_function(
+            "([svg, before]) => svg.isConnected === false || svg.innerHTML !== before",
+            arg=[picture.element_handle(), before],
+        )
         assert picture.inner_html() != before
         assert picture.get_attribute("aria-label") != words
     assert complaints(page) == []
