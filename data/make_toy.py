@@ -34,24 +34,25 @@ MODELS: dict[str, dict[str, int]] = {
 WORDS = """
 the be to of and a in that have it for not on with he as you do at this but his by from they we say her she or an will
 my one all would there their what so up out if about who get which go me when make can like time no just him know take
-people into year your good some could them see other than then now look only come its over think also back after use two
-how our work first well way even new want because any these give day most us is are was were been had has did said made
-went came saw told took got found asked looked little big small old young happy sad red blue green yellow black white
-house home room door window garden tree flower grass river lake sea sand boat ship road street town city school teacher
-child children boy girl mother father brother sister friend baby dog cat bird fish horse cow sheep rabbit bear lion mouse
-sun moon star sky rain snow wind cloud water fire light night morning evening summer winter spring autumn food bread milk
-apple cake egg soup tea sugar salt table chair bed book story picture letter paper pen word name number question answer
-model token layer weight head cache block key value query attention memory page step batch queue request engine server
-machine computer program function list string table number zero one two three four five six seven eight nine ten hundred
-play run walk jump swim fly sing dance sleep eat drink read write draw build open close start stop wait help find keep
-hold carry bring send give show tell ask answer hear listen speak call think learn teach try need want love hope feel
-hard soft hot cold warm cool fast slow long short high low near far early late full empty heavy light dark bright clean
-dirty strong weak brave kind funny quiet loud rich poor sweet sour fresh deep wide thin thick round flat sharp smooth
-very really quite always never often sometimes again soon today tomorrow yesterday here there everywhere together alone
-once upon time lived king queen prince princess castle forest mountain hill valley bridge magic dragon witch giant gold
-silver treasure secret box bag ball toy hat coat shoe hand foot eye ear nose mouth hair face heart head arm leg finger
-because before after while until since though although however therefore without within between under above behind beside
-import return class print range while true false none self else elif raise except finally lambda yield with open assert
+people into year your good some could them see other than then now look only come its over think also back after use
+two how our work first well way even new want because any these give day most us is are was were been had has did said
+made went came saw told took got found asked looked little big small old young happy sad red blue green yellow black
+white house home room door window garden tree flower grass river lake sea sand boat ship road street town city school
+teacher child children boy girl mother father brother sister friend baby dog cat bird fish horse cow sheep rabbit bear
+lion mouse sun moon star sky rain snow wind cloud water fire light night morning evening summer winter spring autumn
+food bread milk apple cake egg soup tea sugar salt table chair bed book story picture letter paper pen word name
+number question answer model token layer weight head cache block key value query attention memory page step batch
+queue request engine server machine computer program function list string table number zero one two three four five
+six seven eight nine ten hundred play run walk jump swim fly sing dance sleep eat drink read write draw build open
+close start stop wait help find keep hold carry bring send give show tell ask answer hear listen speak call think
+learn teach try need want love hope feel hard soft hot cold warm cool fast slow long short high low near far early
+late full empty heavy light dark bright clean dirty strong weak brave kind funny quiet loud rich poor sweet sour fresh
+deep wide thin thick round flat sharp smooth very really quite always never often sometimes again soon today tomorrow
+yesterday here there everywhere together alone once upon time lived king queen prince princess castle forest mountain
+hill valley bridge magic dragon witch giant gold silver treasure secret box bag ball toy hat coat shoe hand foot eye
+ear nose mouth hair face heart head arm leg finger because before after while until since though although however
+therefore without within between under above behind beside import return class print range while true false none self
+else elif raise except finally lambda yield with open assert
 """.split()
 FRAMES = (
     "{} {} {} {}.",

@@ -143,20 +143,21 @@ class LLM:
     def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         if isinstance(prompts, (str, Mapping)):
             return [prompts]
-        items = list(prompts)
-        return [items] if items and all(_is_id(item) for item in items) else items  # type: ignore[list-item]
+        items: list[Any] = list(prompts)
+        return [items] if items and all(_is_id(item) for item in items) else items
 
     def _token_ids(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
             unknown = set(prompt) - {"prompt", "prompt_token_ids"}
             if unknown or not prompt:
                 raise RequestError('a prompt in a dict is {"prompt": text} or {"prompt_token_ids": ids}', "prompt")
-            ids = prompt.get("prompt_token_ids")
-            return prompt.get("prompt"), self._token_ids(ids if ids is not None else prompt["prompt"])[1]
+            given = prompt.get("prompt_token_ids")
+            return prompt.get("prompt"), self._token_ids(prompt["prompt"] if given is None else given)[1]
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
         if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
-            return None, list(prompt)
+            ids: list[Any] = list(prompt)
+            return None, ids
         raise RequestError(f"a prompt is text, token ids or a dict, not {type(prompt).__name__}", "prompt")
 
     # ----------------------------------------------------------------------------------------- running

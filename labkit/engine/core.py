@@ -110,7 +110,8 @@ class EngineCore:
         # Scoring alone (max_tokens 0) still runs one step; the token it draws is dropped in _delta.
         max_tokens = most if params.max_tokens is None else max(1, params.max_tokens)
         eos = frozenset() if params.ignore_eos else frozenset(self.model_config.eos_token_ids)
-        arrival, out = self.trace.now(), []
+        arrival = self.trace.now()
+        out: list[Sequence] = []
         for index in range(params.n):
             seq = Sequence(
                 id=request.request_id if params.n == 1 else f"{request.request_id}/{index}",

@@ -65,7 +65,7 @@ class Detokenizer:
     Args:
         stop: strings that end the answer.
         include_stop: leave the stop string in the text.
-        min_tokens: stop strings do not count before this many tokens are out.
+        min_tokens: stop strings that end within so many tokens do not count.
     """
 
     def __init__(
@@ -105,12 +105,13 @@ class Detokenizer:
     def _grow(self, piece: str) -> str | None:
         if not piece:
             return None
-        begin = max(0, len(self.text) - self._longest + 1)  # a stop string may begin in the text before
+        before = len(self.text)
         self.text += piece
         if not self._stop:
             return None
-        if self._num_tokens >= self._min_tokens:
-            found = [(self.text.find(s, begin), s) for s in self._stop]
+        if self._num_tokens > self._min_tokens:
+            # A stop string may begin in the text before, but it ends in this piece.
+            found = [(self.text.find(s, max(0, before - len(s) + 1)), s) for s in self._stop]
             start, stop = min((hit for hit in found if hit[0] >= 0), default=(-1, ""))
             if stop:
                 self.text = self.text[: start + len(stop) * self._include_stop]

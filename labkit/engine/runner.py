@@ -84,6 +84,8 @@ class Runner:
         self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int32, device=device)
         self._sampler = Sampler(config.max_num_seqs, shape.vocab_size, device)
         self._staging = torch.empty(0, dtype=torch.int32)
+        # When the GPU has read the staging buffer: a step that draws nothing does not wait for it otherwise.
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
 
     @torch.inference_mode()
     def execute(self, step: Step) -> list[ChunkResult]:
@@ -135,10 +137,14 @@ class Runner:
         staging = self._staging_buffer(sum(sizes))
         np.concatenate([part.ravel() for part in parts], out=staging.numpy())
         sections = staging.to(self.device, non_blocking=True).split(sizes)
+        if self._copied is not None:
+            self._copied.record()
         return Upload(*(section.view(part.shape) for section, part in zip(sections, parts, strict=True)))
 
     def _staging_buffer(self, size: int) -> Tensor:
         """`size` numbers of host memory that the GPU can read by itself; the same every step."""
+        if self._copied is not None:
+            self._copied.synchronize()
         if len(self._staging) < size:
             self._staging = torch.empty(2 * size, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         return self._staging[:size]

@@ -66,7 +66,9 @@ class Sampler:
         kinds = [flags & (SAMPLED | FILTERED) for flags in needs]
         if len(set(kinds)) > 1:
             order = sorted(range(len(chunks)), key=kinds.__getitem__)
-            chunks, needs, kinds = ([items[i] for i in order] for items in (chunks, needs, kinds))
+            chunks = [chunks[i] for i in order]
+            needs = [needs[i] for i in order]
+            kinds = [kinds[i] for i in order]
         return DrawPlan(
             chunks,
             [0 if kind == 0 else 1 if kind == SAMPLED else 2 for kind in kinds],

@@ -86,10 +86,8 @@ class Scheduler:
         if self._next_needs_own_step():
             self._admit(step, self._budget)
         if not step.chunks:
-            before = self.preempted
             left = self._continue_running(step)
-            if self.preempted == before:  # who just gave up its blocks must not take them back at once
-                self._admit(step, left)
+            self._admit(step, left)
         self._in_flight.update(c.seq for c in step.chunks)
         return step if step.chunks else None
 
@@ -257,7 +255,8 @@ class Scheduler:
         """May it be admitted, as far as blocks go?
 
         "reserve" adds up worst cases. "optimistic" wants room for what is known now: with less, a long prompt would
-        be admitted, run out of blocks half-way and give up again.
+        be admitted, run out of blocks half-way and give up again. It also keeps out who was preempted in this step:
+        fewer blocks are available than it gave up.
         """
         if self._config.admission == "reserve":
             return self._reserved + self._worst_case(seq) <= self.pool.num_blocks

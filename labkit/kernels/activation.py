@@ -10,10 +10,10 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, with silu(x) = x * sigmoid(x).
 
     Args:
-        gate_up: [T, 2F], the gate's columns first. May be overwritten.
+        gate_up: [T, 2F], the gate's columns first. Overwritten.
 
     Returns:
-        [T, F]
+        [T, F], a view of the gate's columns
     """
     gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate).mul_(up)
+    return functional.silu(gate, inplace=True).mul_(up)

@@ -44,16 +44,9 @@ def apply_rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tupl
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """(a, b) -> (a cos - b sin, b cos + a sin), a and b the two halves of each head; x is [T, N, D]."""
-    half = x.shape[-1] // 2
-    wide = x.float()
-    a, b = wide[..., :half], wide[..., half:]
-    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    first, second = out[..., :half], out[..., half:]
-    torch.mul(a, cos, out=first)
-    first.addcmul_(b, sin, value=-1)
-    torch.mul(b, cos, out=second)
-    second.addcmul_(a, sin)
-    return out.to(x.dtype)
+    a, b = x.float().chunk(2, dim=-1)
+    turned = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
+    return torch.cat(turned, dim=-1).to(x.dtype)
 
 
 def _frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 GOLDEN = 0x9E3779B9 - 2**32  # 2³² / golden ratio as an int32: neighbouring ids land far apart
-CANDIDATES = 1024  # how many of the best tokens top_p looks at before it sorts the whole vocabulary
+CANDIDATES = 1024  # how many of the best tokens top_k and top_p look at before they sort the whole vocabulary
+CPU_PIECE = 65536  # numbers of noise that are made at once
 
 
 def sample(
@@ -41,20 +42,45 @@ def sample(
     Returns:
         [S] int64
     """
-    greedy = (temperature == 0).unsqueeze(1)
-    scaled = logits / temperature.masked_fill(temperature == 0, 1).unsqueeze(1)
-    if top_k is None and top_p is None:
-        if min_p is not None:
-            scaled = filter_min_p(scaled, min_p)
-        ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
-        noise = gumbel_noise(keys, ids.unsqueeze(0)).masked_fill_(greedy, 0)
-        return noise.add_(scaled).argmax(-1)
-    values, ids = candidates(scaled, min_p, top_k, top_p)
-    noise = gumbel_noise(keys, ids.int()).masked_fill_(greedy, 0)
-    total = noise.add_(values)
-    # The best of the candidates, and of equals the lowest id: just what argmax over the vocabulary would find.
+    deterministic = temperature == 0
+    scaled = logits / temperature.masked_fill(deterministic, 1).unsqueeze(1)
+    if top_k is not None or top_p is not None:
+        return _sample_sorted(scaled, deterministic, keys, min_p, top_k, top_p)
+    if min_p is not None:
+        scaled = filter_min_p(scaled, min_p)
+    ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
+    noise = gumbel_noise(keys, ids.unsqueeze(0)).masked_fill_(deterministic.unsqueeze(1), 0)
+    return noise.add_(scaled).argmax(-1)
+
+
+def _sample_sorted(
+    scaled: Tensor,
+    deterministic: Tensor,
+    keys: Tensor,
+    min_p: Tensor | None,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+) -> Tensor:
+    """`sample` for filters that need tokens in order: first among the best few, then what those cannot decide."""
+    vocab = scaled.shape[1]
+    # On a GPU, asking which rows are left would wait for it; sorting all at once is faster.
+    few = CANDIDATES if scaled.device.type == "cpu" and vocab > CANDIDATES else vocab
+    values, ids, complete = candidates(scaled, few, min_p, top_k, top_p)
+    tokens = _draw(values, ids, deterministic, keys)
+    if few < vocab:
+        left = (~(complete | deterministic)).nonzero().squeeze(1)
+        if len(left):
+            filters = (None if x is None else x[left] for x in (min_p, top_k, top_p))
+            values, ids, _ = candidates(scaled[left], vocab, *filters)
+            tokens[left] = _draw(values, ids, deterministic[left], keys[left])
+    return tokens
+
+
+def _draw(values: Tensor, ids: Tensor, deterministic: Tensor, keys: Tensor) -> Tensor:
+    """The largest of logit + noise among candidates [S, C]; of equals the lowest id, as argmax over V would have it."""
+    total = gumbel_noise(keys, ids.int()).masked_fill_(deterministic.unsqueeze(1), 0).add_(values)
     best = total == total.amax(-1, keepdim=True)
-    return ids.masked_fill(~best, logits.shape[1]).amin(-1)
+    return ids.masked_fill(~best, torch.iinfo(ids.dtype).max).amin(-1)
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -69,33 +95,32 @@ def filter_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
 
 
 def candidates(
-    logits: Tensor, min_p: Tensor | None, top_k: Tensor | None, top_p: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The tokens that survive the filters.
+    logits: Tensor, count: int, min_p: Tensor | None, top_k: Tensor | None, top_p: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens that survive the filters, looked for among the `count` best of [S, V].
 
     Returns:
-        (logits, ids), both [S, C], best first; -inf for a token that is cut.
+        (logits, ids), both [S, count], best first, -inf for a token that is cut; and [S] bool: True where nothing
+        that the filters keep is missing.
     """
-    vocab = logits.shape[1]
-    if logits.device.type == "cpu":
-        # Reading a tensor costs nothing here, so most rows get away without sorting the vocabulary.
-        count = min(vocab, CANDIDATES)
-        values, ids = best_first(logits, count)
-        kept, complete = _filter_sorted(logits, values, min_p, top_k, top_p)
-        if bool(complete.all()):
-            return kept, ids
-    values, ids = best_first(logits, vocab)
-    return _filter_sorted(logits, values, min_p, top_k, top_p)[0], ids
+    values, ids = best_first(logits, count)
+    kept, complete = _filter_sorted(logits, values, min_p, top_k, top_p)
+    return kept, ids, complete
 
 
 def best_first(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row [S, V] and their ids, equal ones by id, lowest first -> two [S, count].
-
-    A sort key holds both: the logit's bits, ordered as integers, above the inverted id.
-    """
+    """The `count` largest of each row [S, V] and their ids, equal ones by id, lowest first -> two [S, count]."""
     vocab = logits.shape[1]
     if count == vocab:
         return torch.sort(logits, dim=-1, descending=True, stable=True)
+    if logits.device.type == "cpu":
+        # topk takes any of several equal logits, which matters only if it left some of them out. Seldom so; then below.
+        values, ids = logits.topk(count, dim=-1)
+        if bool(((logits >= values[:, -1:]).sum(-1) == count).all()):
+            ids = ids.sort(dim=-1).values
+            values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+            return values, ids.gather(1, order)
+    # A sort key that holds both: the logit's bits, ordered as integers are, above the inverted id.
     bits = (logits + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     key = (ordered << 32) + torch.arange(vocab - 1, -1, -1, device=logits.device)
@@ -186,11 +211,17 @@ def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
     Returns:
         [S, C] float32, between -2.9 and 16.7
     """
-    x = token_ids * GOLDEN + keys[:, :1]
-    x = mix(mix(x) ^ keys[:, 1:])
-    # The upper 23 bits and a half: exact in float32, never 0 and never 1.
-    u = shift_right(x, 9).float().add_(0.5).mul_(2.0**-23)
-    return u.log_().neg_().log_().neg_()
+    rows, columns = keys.shape[0], token_ids.shape[1]
+    noise = torch.empty(rows, columns, dtype=torch.float32, device=keys.device)
+    # On a CPU a piece stays in the cache from the first operation to the last: twice as fast as one after the other.
+    width = max(1, CPU_PIECE // max(rows, 1)) if keys.device.type == "cpu" else max(columns, 1)
+    for begin in range(0, columns, width):
+        x = token_ids[:, begin : begin + width] * GOLDEN + keys[:, :1]
+        x = mix(mix(x) ^ keys[:, 1:])
+        # The upper 23 bits and a half: exact in float32, never 0 and never 1.
+        u = shift_right(x, 9).float().add_(0.5).mul_(2.0**-23)
+        torch.neg(u.log_().neg_().log_(), out=noise[:, begin : begin + width])
+    return noise
 
 
 def mix(x: Tensor) -> Tensor:
@@ -221,5 +252,5 @@ def log_probabilities(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, T
     normaliser = logits.logsumexp(-1, keepdim=True)
     own = logits.gather(1, tokens.unsqueeze(1))
     rank = (logits > own).sum(-1) + 1
-    values, ids = best_first(logits, k)
+    values, ids = best_first(logits, k) if k else (logits[:, :0], tokens[:, None][:, :0])
     return (own - normaliser).squeeze(1), rank, ids, values - normaliser

@@ -63,6 +63,10 @@ def open_checkpoint(model: str) -> Checkpoint:
 
 
 def _open_folder(folder: Path, name: str) -> Checkpoint:
+    if not (folder / "config.json").exists():
+        files = sorted(str(path) for path in folder.glob("*.gguf"))
+        hint = f"; it holds GGUF files, so give one of them, such as {files[0]}" if files else ""
+        raise ModelError(f"{folder / 'config.json'} is missing, so this is no model folder{hint}")
     config, sampling_defaults = read_config(folder)
     tensors = Safetensors(folder)
     check_tensors(config, tensors, folder)

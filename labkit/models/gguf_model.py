@@ -65,6 +65,7 @@ _HARMLESS = {
     "rope.scaling.attn_factor": (1,),
     "rope.scaling.yarn_log_multiplier": (0,),
     "rope.scale_linear": (1,),
+    "tensor_data_layout": ("Meta AI original pth",),
 }
 
 

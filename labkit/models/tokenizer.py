@@ -146,18 +146,14 @@ def load_tokenizer(folder: Path, bos_token_id: int | None = None, eos_token_id: 
     config = read_json(config_path) if config_path.exists() else {}
     special = _special_tokens(config)
     _add_missing_tokens(backend, config, special, config_path)
-    # As in transformers: these two fields, where either is given, take the place of the post-processor.
-    explicit = "add_bos_token" in config or "add_eos_token" in config
-    if explicit:
-        backend.post_processor = None
     bos, eos = (_token_id(backend, special.get(name)) for name in ("bos_token", "eos_token"))
     return Tokenizer(
         backend,
         ChatTemplate(_chat_template(folder, config), special, str(folder)),
         bos_token_id=bos_token_id if bos is None else bos,
         eos_token_id=eos_token_id if eos is None else eos,
-        add_bos=bool(config.get("add_bos_token")) and bos is not None,
-        add_eos=bool(config.get("add_eos_token")) and eos is not None,
+        # tokenizer.json's post-processor has the say; a field that wants a BOS where it has none is heard, too
+        add_bos=config.get("add_bos_token") is True and bos is not None,
     )
 
 

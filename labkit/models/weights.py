@@ -216,9 +216,9 @@ class Safetensors:
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise ModelError(f"{index}: weight_map must map each tensor's name to a file name")
         for file in sorted(set(weight_map.values())):
-            path = index.with_name(file)
-            if path.parent != index.parent or path.name != file:
+            if not file or file != Path(file).name:
                 raise ModelError(f"{index}: weight_map names the file {file!r}; shards lie beside the index")
+            path = index.with_name(file)
             if not path.exists():
                 raise ModelError(f"{path} is missing; {index.name} says that it holds tensors of this model")
             self._add(path)

@@ -1,4 +1,5 @@
-"""`browser_page`: a fresh page in the system's Chromium, for tests marked `browser`.
+"""`browser_page`: a fresh page in the system's Chromium, for tests marked `browser`. `jupyterlab`: the address of a
+JupyterLab on notebooks/, started as `make lab` starts it.
 
 Playwright's own download of a browser is not used: the system's Chromium (or Chrome) is, from CHROMIUM or the PATH.
 """
@@ -7,6 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,3 +70,29 @@ def browser_page(browser: Any) -> Iterator[Any]:
     page.set_default_timeout(30_000)
     yield page
     context.close()
+
+
+@pytest.fixture(scope="session")
+def jupyterlab(browser: Any) -> Iterator[str]:
+    """Depends on `browser`, so that without a Chromium no server is started."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, str(Path(__file__).resolve().parents[2] / "scripts" / "lab.py")],
+        env=os.environ | {"PORT": str(port), "BROWSER": "0"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdout is not None
+    try:
+        for line in server.stdout:  # ends when the server does
+            if "ready: " in line:
+                yield line.partition("ready: ")[2].strip()
+                break
+        else:
+            pytest.fail("JupyterLab did not start")
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)

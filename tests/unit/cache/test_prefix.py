@@ -96,6 +96,16 @@ def test_the_same_hash_for_equal_tokens_behind_an_evicted_parent(monkeypatch):
     assert cache.lookup([1, 1, 7, 7, 0]) == [12, 11]
 
 
+def test_chains_are_compared_up_to_their_beginning(monkeypatch):
+    """12 was entered behind 1 1 5 5; behind 2 2 5 5 its hash, its tokens and its parent's tokens are the same."""
+    monkeypatch.setattr(prefix, "hash_block", lambda parent, tokens: hash(tokens))
+    cache = PrefixCache(2)
+    enter(cache, [1, 1, 5, 5, 7, 7], [10, 11, 12])
+    cache.remove(11)
+    enter(cache, [2, 2, 5, 5], [20, 21])
+    assert cache.lookup([2, 2, 5, 5, 7, 7, 0]) == [20, 21]
+
+
 def test_forged_tokens_with_a_known_hash():
     """Python's hash of -1 and -2 is the same, so these two blocks collide by nature."""
     assert hash_block(0, (-1, 5)) == hash_block(0, (-2, 5))

@@ -92,7 +92,7 @@ class World:
     # ---------------------------------------------------------------- one round
 
     def step(self, cancel: tuple[Sequence, ...] = (), fail: bool = False) -> Step | None:
-        """Schedule, run, book. `cancel` go away while the step runs; with `fail` the step raises."""
+        """Schedule, run, book. `cancel` go away while the step runs; with `fail` nothing is computed."""
         self.trace.step += 1
         step = self.scheduler.schedule()
         self.check_blocks()
@@ -100,7 +100,7 @@ class World:
             return None
         self.check_step(step)
         self.steps.append([(c.seq.id, c.start, c.length) for c in step.chunks])
-        tokens = self.execute(step)
+        tokens = [] if fail else self.execute(step)
         for seq in cancel:
             self.scheduler.finish(seq, "abort")
         self.check_blocks()

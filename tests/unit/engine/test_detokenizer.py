@@ -104,7 +104,12 @@ def test_what_only_looked_like_a_stop_string_is_shown_at_the_end():
 def test_stop_strings_wait_for_min_tokens():
     tokenizer = Bytes([b"a"] * 6)
     _, text, found, count = run(tokenizer, range(1, 7), stop=("a",), min_tokens=4)
-    assert (text, found, count) == ("aaa", "a", 4)
+    assert (text, found, count) == ("aaaa", "a", 5)
+
+
+def test_a_stop_string_before_min_tokens_does_not_count_later():
+    tokenizer = Bytes([b"a", b"b", b"c", b"d"])
+    assert run(tokenizer, range(1, 5), stop=("ab", "wxyz"), min_tokens=2)[1:3] == ("abcd", None)
 
 
 def test_special_tokens_are_shown_when_asked_for():

@@ -23,13 +23,13 @@ class Engine:
     def __init__(self, model: Any, slots: int = 4, num_blocks: int = 80):
         decoder = decoder_of(model)
         config = EngineConfig(block_size=BLOCK, max_num_seqs=slots)
-        kind = dict(device=torch.device("cpu"), dtype=torch.float32)
+        kind = {"device": torch.device("cpu"), "dtype": torch.float32}
         self.runner = Runner(decoder, config, num_blocks=num_blocks, max_model_len=256, **kind)  # type: ignore[arg-type]
         self.blocks: Iterator[int] = iter([(i * 37) % num_blocks for i in range(num_blocks)])
         assert num_blocks % 37
 
     def sequence(self, prompt: list[int], slot: int, **params: Any) -> Sequence:
-        p = SamplingParams(**(dict(temperature=0, max_tokens=64) | params))
+        p = SamplingParams(**({"temperature": 0, "max_tokens": 64} | params))
         seed = p.seed or 0
         return Sequence("s", "s", 0, prompt, p, seed, 64, frozenset([2]), number=0, arrival_time=0.0, slot=slot)
 
@@ -127,13 +127,13 @@ def test_more_prompt_logprobs_than_are_held_at_once(monkeypatch: pytest.MonkeyPa
 
 
 MIXED: list[dict[str, Any]] = [
-    dict(),
-    dict(temperature=1.0, seed=1),
-    dict(temperature=0.7, top_k=5, seed=2),
-    dict(temperature=1.3, top_p=0.8, min_p=0.02, seed=3),
-    dict(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4),
-    dict(temperature=1.0, seed=4, logit_bias={7: 3.0, 9: -100.0}, min_tokens=6, stop_token_ids=[11, 12]),
-    dict(temperature=0.9, top_k=3, seed=2**64 - 5, repetition_penalty=0.8),
+    {},
+    {"temperature": 1.0, "seed": 1},
+    {"temperature": 0.7, "top_k": 5, "seed": 2},
+    {"temperature": 1.3, "top_p": 0.8, "min_p": 0.02, "seed": 3},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4},
+    {"temperature": 1.0, "seed": 4, "logit_bias": {7: 3.0, 9: -100.0}, "min_tokens": 6, "stop_token_ids": [11, 12]},
+    {"temperature": 0.9, "top_k": 3, "seed": 2**64 - 5, "repetition_penalty": 0.8},
 ]
 
 
@@ -165,7 +165,13 @@ def test_a_slot_forgets_who_was_there() -> None:
     clean.step([(want, 14)])
     clean.finish([want], 8)
     engine = Engine(model)
-    everything = dict(logit_bias={5: 9.0}, repetition_penalty=2.0, frequency_penalty=2.0, min_tokens=9, top_k=1)
+    everything = {
+        "logit_bias": {5: 9.0},
+        "repetition_penalty": 2.0,
+        "frequency_penalty": 2.0,
+        "min_tokens": 9,
+        "top_k": 1,
+    }
     old = engine.sequence(first, 0, temperature=1.0, logprobs=5, **everything)
     engine.step([(old, 30)])
     engine.finish([old], 5)
@@ -180,7 +186,7 @@ def test_preemption_starts_again_and_ends_alike() -> None:
     """Computed again from nothing, in another slot, with penalties whose counts must be rebuilt."""
     model = reference("llama")
     (prompt,) = prompts(19)
-    params = dict(temperature=1.0, seed=9, frequency_penalty=1.5, repetition_penalty=1.4, top_p=0.9)
+    params = {"temperature": 1.0, "seed": 9, "frequency_penalty": 1.5, "repetition_penalty": 1.4, "top_p": 0.9}
     engine = Engine(model)
     want = engine.sequence(prompt, 0, **params)
     engine.step([(want, 19)])
@@ -199,7 +205,7 @@ def test_penalties_by_hand() -> None:
     """Presence and frequency count the output alone, repetition the prompt too; a negative logit is multiplied."""
     model = reference("llama")
     prompt = [7, 7, 7, 9]
-    for params in (dict(presence_penalty=2.0), dict(frequency_penalty=2.0), dict(repetition_penalty=1.5)):
+    for params in ({"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"repetition_penalty": 1.5}):
         engine = Engine(model)
         seq = engine.sequence(prompt, 0, logit_bias={7: 4.0}, **params)
         engine.step([(seq, 4)])

@@ -205,12 +205,11 @@ def test_eviction_takes_the_end_of_a_chain():
 
 
 def test_the_latest_gives_way_and_comes_back_first():
-    world = World(7, max_num_batched_tokens=32)
-    old, young = one(world, 0, P[:9], 16), one(world, 1, P[30:39], 16)
-    world.step()
+    world = World(7, max_num_batched_tokens=32, max_num_seqs=2)
+    old, young, late = one(world, 0, P[:9], 16), one(world, 1, P[30:39], 16), one(world, 2, [2], 2)
     while not young.num_preemptions:
-        world.step()
-    late = one(world, 2, [2], 2)
+        step = world.step()
+    assert step.admitted == [], "it does not come back in the step in which it went"
     assert old.num_preemptions == 0 and young.status is Status.WAITING and world.scheduler.waiting == [young, late]
     assert (young.num_computed, young.slot, young.block_table, young.token_on_device) == (0, None, [], False)
     assert world.scheduler.preempted == 1
@@ -223,22 +222,15 @@ def test_the_latest_gives_way_and_comes_back_first():
     world.check_idle()
 
 
-def test_nobody_joins_in_a_step_that_preempts():
-    world = World(5, enable_prefix_caching=False)
-    one(world, 0, P[:7], 12)
-    young = one(world, 1, P[30:37], 12)
-    while not young.num_preemptions:
-        step = world.step()
-    assert step.admitted == []
-
-
-def test_one_that_ranks_last_preempts_itself():
+def test_one_that_ranks_last_gives_way_to_nobody_but_itself():
+    """In the fourth step it needs a third block; the other one keeps its two."""
     world = World(4, enable_prefix_caching=False)
-    old, young = one(world, 0, P[:6], 3), one(world, 1, P[30:36], 8)
-    world.step()  # two blocks each; both decode within them for two more steps
-    old.max_tokens, young.max_tokens = 2, 8
+    old, young = one(world, 0, P[:5], 4), one(world, 1, P[30:36], 8)
+    for _ in range(4):
+        world.step()
+    assert (old.num_preemptions, young.num_preemptions) == (0, 1)
+    assert lengths(world)[3] == {"r0": 1}
     world.run()
-    assert old.num_preemptions == 0
     world.check_idle()
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.engine.scheduler_world import World, make_request
 
 from labkit.cache import prefix
 from labkit.engine.request import Status
+from tests.unit.engine.scheduler_world import World, make_request
 
 configs = st.fixed_dictionaries(
     {

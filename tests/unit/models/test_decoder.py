@@ -15,38 +15,41 @@ from labkit.kernels.attention import AttentionBatch, PromptChunk
 from labkit.models.decoder import Decoder, DecoderBatch
 from labkit.models.layout import DecoderWeights, LayerWeights
 
-TINY: dict[str, Any] = dict(
-    hidden_size=48,
-    intermediate_size=80,
-    num_hidden_layers=2,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    vocab_size=101,
-    max_position_embeddings=256,
-    rms_norm_eps=1e-5,
-    tie_word_embeddings=False,
-)
-LLAMA3 = dict(
-    rope_type="llama3",
-    rope_theta=5e5,
-    factor=4.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=32,
-)
-YARN = dict(rope_type="yarn", rope_theta=1e4, factor=3.0, original_max_position_embeddings=32)
+TINY: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 101,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 3.0, "original_max_position_embeddings": 32}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
-    "llama-tied": ("llama", dict(tie_word_embeddings=True, num_hidden_layers=1)),
-    "llama-head80": ("llama", dict(hidden_size=160, num_attention_heads=2, num_key_value_heads=2)),
-    "llama-linear": ("llama", dict(rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0))),
-    "llama-llama3": ("llama", dict(rope_parameters=LLAMA3)),
-    "llama-yarn": ("llama", dict(rope_parameters=YARN)),
-    "llama-yarn-mscale": ("llama", dict(rope_parameters=YARN | dict(mscale=0.7, mscale_all_dim=0.5, truncate=False))),
-    "mistral": ("mistral", dict(sliding_window=11)),
-    "qwen2-one-kv-head": ("qwen2", dict(hidden_size=56, num_attention_heads=7, num_key_value_heads=1)),
-    "qwen2-windows": ("qwen2", dict(use_sliding_window=True, sliding_window=11, max_window_layers=1)),
-    "qwen3": ("qwen3", dict(head_dim=24)),
+    "llama-tied": ("llama", {"tie_word_embeddings": True, "num_hidden_layers": 1}),
+    "llama-head80": ("llama", {"hidden_size": 160, "num_attention_heads": 2, "num_key_value_heads": 2}),
+    "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama-llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama-yarn": ("llama", {"rope_parameters": YARN}),
+    "llama-yarn-mscale": (
+        "llama",
+        {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.5, "truncate": False}},
+    ),
+    "mistral": ("mistral", {"sliding_window": 11}),
+    "qwen2-one-kv-head": ("qwen2", {"hidden_size": 56, "num_attention_heads": 7, "num_key_value_heads": 1}),
+    "qwen2-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {"head_dim": 24}),
 }
 
 

@@ -1,0 +1,67 @@
+"""One line of help for each field that is an option."""
+
+from __future__ import annotations
+
+ENGINE_HELP = {
+    "device": "auto, cpu, cuda or cuda:N.",
+    "dtype": "auto, float32, float16 or bfloat16.",
+    "max_model_len": "Tokens of prompt and answer together; the model's own length, cut to memory, unless given.",
+    "max_num_seqs": "Requests in one step.",
+    "max_num_batched_tokens": "Tokens in one step; 8192 unless given, 512 on a CPU.",
+    "block_size": "Tokens in one KV block.",
+    "num_kv_blocks": "Blocks in the KV pool; as many as memory holds unless given.",
+    "gpu_memory_utilization": "Share of GPU memory that the engine may fill.",
+    "scheduler": "continuous, static (a batch runs to its end) or none (one request at a time).",
+    "policy": "Order of waiting requests: fcfs or priority.",
+    "admission": "optimistic (preempts when blocks run out) or reserve (admits what fits in the worst case).",
+    "enable_prefix_caching": "Find the start of a prompt again instead of computing it.",
+    "enable_chunked_prefill": "Cut long prompts to the tokens that a step has left.",
+    "kernels": "auto, torch, triton or cuda; a backend that is named runs or fails.",
+    "cuda_graphs": "Capture steps as CUDA graphs.",
+    "quantization": "int8 weights.",
+    "kv_cache_dtype": "auto or int8.",
+    "speculative": """Draft tokens, such as '{"method": "ngram", "num_tokens": 4}'.""",
+    "seed": "Seed of the engine, for requests that bring none.",
+    "batch_invariant": "The same 16-bit logits whatever else is in the batch, at some cost in speed.",
+}
+
+SAMPLING_HELP = {
+    "n": "Answers to the prompt.",
+    "max_tokens": "Most tokens of an answer.",
+    "min_tokens": "Fewest tokens before the answer may end.",
+    "temperature": "0 takes the most likely token; higher is wilder.",
+    "top_p": "Draw from the likeliest tokens that together have this probability.",
+    "top_k": "Draw from this many of the likeliest tokens; 0 is all.",
+    "min_p": "Draw from tokens at least this likely, relative to the likeliest.",
+    "repetition_penalty": "Divides the logits of tokens that the prompt or the answer has; above 1 for fewer of them.",
+    "presence_penalty": "Taken from the logits of tokens that the answer has.",
+    "frequency_penalty": "Taken from the logits of tokens as often as the answer has them.",
+    "logit_bias": """Added to the logits of token ids, such as '{"42": -100}'.""",
+    "seed": "Seed of the draw: the same seed, the same answer.",
+    "stop": "Text that ends the answer; repeat it for several.",
+    "stop_token_ids": "Token id that ends the answer; repeat it for several.",
+    "include_stop_str_in_output": "Keep the stop text in the answer.",
+    "ignore_eos": "Go on after the model's own end.",
+    "logprobs": "Log-probabilities of this many likeliest tokens at each place; shown by --json.",
+    "prompt_logprobs": "The same for the prompt.",
+    "detokenize": "Make text of the tokens.",
+    "skip_special_tokens": "Leave special tokens out of the text.",
+    "priority": "The lowest runs first, with --policy priority.",
+    "deadline_ms": "Milliseconds within which the answer is wanted, for policies that look at it.",
+}
+
+SERVER_HELP = {
+    "host": "Address to listen on.",
+    "port": "Port to listen on; 0 takes a free one.",
+    "api_keys": "Key that clients must bring; repeat it for several. Without one: dev-key, on this machine only.",
+    "served_model_name": "Name of the model for clients; its own unless given.",
+    "max_queue": "Most requests that may wait; more are refused with 503.",
+    "request_timeout": "Seconds from a request's arrival to the end of its answer; no limit unless given.",
+    "rate_limit": "Requests a second for each key; no limit unless given.",
+    "rate_burst": "Requests that a key may send at once; one second's worth unless given.",
+    "max_body_bytes": "Largest request body.",
+    "cors_origins": "Web page origin that browsers may call from; repeat it for several.",
+    "log_level": "debug, info, warning or error.",
+    "trace": "Write the engine's trace to this file.",
+    "drain_seconds": "Seconds that running requests get to finish after SIGTERM.",
+}

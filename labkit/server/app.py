@@ -1,0 +1,223 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+import labkit
+from labkit.server.access import CLIENT_GONE, Access, KeyCheck, error_response
+from labkit.server.completions import Completion
+from labkit.server.errors import ApiError, body_too_large, internal, model_not_found, unsupported_media
+from labkit.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest, parse
+from labkit.server.security import Keys
+from labkit.server.service import Service
+from labkit.server.stream import ClientGone, EventStream, event, json_response, while_connected
+
+PAGE = Path(__file__).parent / "dashboard" / "index.html"
+SECONDS_BETWEEN_EVENTS = 0.5
+PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed in a thread, so that nobody waits for it
+Kind = TypeVar("Kind", bound=Strict)
+
+
+def build_app(service: Service, keys: Keys) -> ASGIApp:
+    """The whole server as one ASGI application."""
+    app: ASGIApp = KeyCheck(build_routes(service), keys)
+    if service.config.cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=service.config.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    return Access(app, service.engine.metrics.registry)
+
+
+def build_routes(service: Service) -> FastAPI:
+    app = FastAPI(title="labkit", version=labkit.__version__, redoc_url=None, redirect_slashes=False)
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientGone, _on_client_gone)
+    app.add_exception_handler(ClientDisconnect, _on_client_gone)  # in the middle of its body
+    app.add_exception_handler(Exception, _on_fault)
+    _add_generation(app, service)
+    _add_tokens(app, service)
+    _add_models(app, service)
+    _add_operations(app, service)
+    _add_dashboard(app, service)
+    return app
+
+
+def _add_generation(app: FastAPI, service: Service) -> None:
+    async def generate(request: Request, kind: type[ChatRequest] | type[CompletionRequest]) -> Response:
+        with contextlib.ExitStack() as until_answered:
+            until_answered.enter_context(service.busy())
+            arrival = asyncio.get_running_loop().time()
+            service.admit(request.scope["labkit.key"])
+            wish = await read(request, kind, service.config.max_body_bytes)
+            service.check_model(wish.model)
+            completion = Completion(service, wish, arrival)
+            response = await while_connected(request.receive, completion.respond(until_answered))
+            if isinstance(response, EventStream):
+                response.at_end = until_answered.pop_all()  # it is answered when the stream ends
+            return response
+
+    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        return await generate(request, ChatRequest)
+
+    @app.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        return await generate(request, CompletionRequest)
+
+
+def _add_tokens(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        wish = await read(request, TokenizeRequest, service.config.max_body_bytes)
+        service.check_model(wish.model)
+        limits, tokenizer = service.loaded.limits, service.loaded.tokenizer
+        tokens = await asyncio.to_thread(service.tokenize, wish)
+        answer = {"count": len(tokens), "max_model_len": limits.max_model_len, "tokens": tokens}
+        if wish.return_token_strs:
+            answer["token_strs"] = [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+        return json_response(answer)
+
+    @app.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        wish = await read(request, DetokenizeRequest, service.config.max_body_bytes)
+        service.check_model(wish.model)
+        return json_response({"prompt": await asyncio.to_thread(service.detokenize, wish.tokens)})
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    def card() -> dict[str, Any]:
+        return {
+            "id": service.name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "labkit",
+            "max_model_len": service.loaded.limits.max_model_len,
+        }
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [card()]})
+
+    @app.get("/v1/models/{model_id:path}")
+    async def model(model_id: str) -> Response:
+        if model_id != service.name:
+            raise model_not_found(model_id, service.name)
+        return json_response(card())
+
+
+def _add_operations(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        return json_response(
+            {"status": "ok" if service.alive else "the engine has ended"}, 200 if service.alive else 503
+        )
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        return json_response({"ready": service.ready}, 200 if service.ready else 503)
+
+    @app.get("/version")
+    async def version() -> Response:
+        return json_response({"version": labkit.__version__})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.engine.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_dashboard(app: FastAPI, service: Service) -> None:
+    page = PAGE.read_bytes()
+    # The page is complete in itself; whatever else it might be made to load, the browser refuses.
+    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+
+    @app.get("/dashboard")
+    async def dashboard() -> Response:
+        return Response(page, media_type="text/html", headers={"content-security-policy": policy})
+
+    @app.get("/dashboard/events")
+    async def dashboard_events() -> Response:
+        return EventStream(stats_events(service))
+
+
+async def stats_events(service: Service) -> AsyncIterator[bytes]:
+    """The engine's numbers twice a second, until the server ends."""
+    while not service.closing.is_set():
+        yield event({"model": service.name, "time": time.time(), **dataclasses.asdict(service.engine.stats)})
+        try:
+            await asyncio.wait_for(service.closing.wait(), SECONDS_BETWEEN_EVENTS)
+        except TimeoutError:
+            continue
+
+
+# --------------------------------------------------------------------------------------- bodies and answers
+
+
+async def read(request: Request, kind: type[Kind], limit: int) -> Kind:
+    """The request in the body. Raises ApiError for whatever is wrong with it."""
+    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise unsupported_media("the body must be JSON, with the header Content-Type: application/json")
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise unsupported_media("a compressed body is not taken")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
+        raise body_too_large(limit)
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > limit:
+            raise body_too_large(limit)
+    if len(body) <= PARSED_AT_ONCE:
+        return parse(bytes(body), kind)
+    return await asyncio.to_thread(parse, bytes(body), kind)
+
+
+def body_schema(kind: type[Strict]) -> dict[str, Any]:
+    """For /docs: the routes read their bodies themselves."""
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def _on_api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """404 and 405 of the router."""
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    message = f"{request.method} {request.url.path[:200]!a}: {str(error.detail).lower()}"
+    return error_response(
+        ApiError(error.status_code, "invalid_request_error", code, message, headers=dict(error.headers or {}))
+    )
+
+
+async def _on_client_gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _on_fault(_: Request, __: Exception) -> Response:
+    """A fault of the server's own. The exception goes on to `Access`, which logs it."""
+    return error_response(internal())

@@ -1,0 +1,210 @@
+"""What the routes share: the model that is served, the engine, and the state of the server's life."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from labkit.config import EngineConfig, SamplingParams
+from labkit.engine.limits import RequestLimits
+from labkit.engine.request import EngineRequest
+from labkit.errors import RequestError
+from labkit.models.checkpoint import open_checkpoint
+from labkit.models.tokenizer import Tokenizer
+from labkit.server.config import ServerConfig
+from labkit.server.engine import EngineClient, Generation
+from labkit.server.errors import bad_request, from_request_error, model_not_found, overloaded
+from labkit.server.protocol import ChatRequest, CompletionRequest, Message, TokenizeRequest, engine_params
+from labkit.server.security import RateLimiter
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt ready for the engine; `text` is None for a chat."""
+
+    text: str | None
+    token_ids: list[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What is known once the model is loaded."""
+
+    tokenizer: Tokenizer
+    limits: RequestLimits
+
+
+class Service:
+    """One model, served.
+
+    Attributes:
+        draining: no new request is taken.
+        closing: set when the server ends; event streams end with it.
+        in_flight: requests that generate and are not answered to the end.
+    """
+
+    def __init__(self, model: str, config: ServerConfig):
+        self.config = config
+        self.name = config.served_model_name or model
+        self.created = int(time.time())
+        self.engine = EngineClient()
+        self.rate_limiter = RateLimiter(config.rate_limit, config.rate_burst)
+        self.draining = False
+        self.closing = asyncio.Event()
+        self.in_flight = 0
+        self._model = model
+        self._loaded: Loaded | None = None
+
+    # ----------------------------------------------------------------------------------- its life
+
+    async def load(self, config: EngineConfig) -> None:
+        """Start the engine with the model. Raises ModelError with the reason if that fails."""
+        await self.engine.spawn()
+        # The new process imports torch while this one finds the model, fetches it if need be, and reads its tokenizer.
+        checkpoint = await in_daemon_thread(open_checkpoint, self._model)
+        if self.config.served_model_name is None:
+            self.name = checkpoint.name
+        ready = await self.engine.launch(str(checkpoint.path), config, self.config.trace, checkpoint.tokenizer)
+        self._loaded = Loaded(checkpoint.tokenizer, ready.limits)
+
+    @property
+    def alive(self) -> bool:
+        return self.engine.dead is None
+
+    @property
+    def ready(self) -> bool:
+        return self.alive and self._loaded is not None and not self.draining
+
+    @property
+    def loaded(self) -> Loaded:
+        """Raises ApiError (503) while the model is being loaded."""
+        if self._loaded is None:
+            raise overloaded("the model is being loaded; try again soon", seconds=2)
+        return self._loaded
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """A request that the end of the server waits for."""
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    async def drain(self, seconds: float, now: asyncio.Event) -> None:
+        """Take nothing new and let finish what runs; after `seconds`, or `now`, end the rest."""
+        self.draining = True
+        deadline = time.monotonic() + seconds
+        while self.in_flight and time.monotonic() < deadline and not now.is_set():
+            await asyncio.sleep(0.02)
+        self.engine.fail_all(overloaded("the server is shutting down"))
+
+    # ----------------------------------------------------------------------------------- a request's way in
+
+    def admit(self, key: bytes) -> None:
+        """Raises ApiError unless a new request may come in now."""
+        self.rate_limiter.take(key)
+        if self.draining:
+            raise overloaded("the server is shutting down")
+        _ = self.loaded
+        self._check_queue()
+
+    def _check_queue(self) -> None:
+        if self.engine.waiting() >= self.config.max_queue:
+            raise overloaded(f"{self.config.max_queue} requests are waiting already (--max-queue)")
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.name:
+            raise model_not_found(name, self.name)
+
+    async def prepare(self, request: ChatRequest | CompletionRequest) -> list[Prompt]:
+        """Token ids and parameters, checked. In a thread: a long text takes the tokenizer seconds."""
+        params = engine_params(request)
+        return await asyncio.to_thread(self._prepare, request, params)
+
+    def _prepare(self, request: ChatRequest | CompletionRequest, params: SamplingParams) -> list[Prompt]:
+        try:
+            if isinstance(request, ChatRequest):
+                ids = self._chat_ids(request.messages, request.add_generation_prompt)
+                return [self._check(None, ids, params)]
+            return [self._prompt(request, item, params) for item in request.prompt]
+        except RequestError as error:
+            raise from_request_error(error, request.name_of(error.param)) from None
+
+    def _prompt(self, request: CompletionRequest, given: str | list[int], params: SamplingParams) -> Prompt:
+        tokenizer, limits = self.loaded.tokenizer, self.loaded.limits
+        text, ids = (given, self.encode(given)) if isinstance(given, str) else (None, given)
+        if request.max_tokens is None:  # the default is no wish: it gives way where less fits
+            most = max(1, limits.max_output_tokens(len(ids)), params.min_tokens)
+            params = dataclasses.replace(params, max_tokens=min(CompletionRequest.DEFAULT_MAX_TOKENS, most))
+        prompt = self._check(text, ids, params)
+        if text is None and request.echo:
+            text = tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens)
+        return dataclasses.replace(prompt, text=text)
+
+    def _check(self, text: str | None, ids: list[int], params: SamplingParams) -> Prompt:
+        limits = self.loaded.limits
+        limits.check(ids, params)
+        # More than the vocabulary is all of it, and the engine's integers have 32 bits.
+        if params.top_k > limits.vocab_size:
+            params = dataclasses.replace(params, top_k=0)
+        return Prompt(text, ids, params)
+
+    def submit(self, prompts: Sequence[Prompt]) -> Generation:
+        """Hand the prompts to the engine. Raises ApiError when the queue has filled up meanwhile."""
+        self._check_queue()
+        requests = [EngineRequest(self.engine.new_id(), prompt.token_ids, prompt.params) for prompt in prompts]
+        return self.engine.submit(requests, [prompt.text for prompt in prompts])
+
+    # ----------------------------------------------------------------------------------- text and tokens
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        try:
+            return self.loaded.tokenizer.encode(text, add_special_tokens)
+        except ValueError as error:
+            raise RequestError(str(error), "prompt") from None
+
+    def _chat_ids(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
+        turns = [message.for_template() for message in messages]
+        return self.loaded.tokenizer.apply_chat_template(turns, add_generation_prompt)
+
+    def tokenize(self, request: TokenizeRequest) -> list[int]:
+        try:
+            if request.messages is not None:
+                return self._chat_ids(request.messages, request.add_generation_prompt)
+            return self.encode(request.prompt or "", request.add_special_tokens)
+        except RequestError as error:
+            raise from_request_error(error, "prompt" if request.messages is None else "messages") from None
+
+    def detokenize(self, tokens: list[int]) -> str:
+        tokenizer = self.loaded.tokenizer
+        for token in tokens:
+            if not 0 <= token < tokenizer.vocab_size:
+                raise bad_request(f"token {token} is not in the vocabulary, 0 to {tokenizer.vocab_size - 1}", "tokens")
+        return tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+async def in_daemon_thread(function: Callable[[str], Result], argument: str) -> Result:
+    """Like asyncio.to_thread, but the end of the program does not wait for it: a download may take minutes."""
+    future: concurrent.futures.Future[Result] = concurrent.futures.Future()
+
+    def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(function(argument))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(future)

@@ -1,0 +1,70 @@
+"""Which device, number format and backend a configuration means here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from labkit.errors import KernelError, ModelError
+from labkit.kernels import backend
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def turing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with one T4."""
+    known = backend.DeviceFacts(GPU, "Tesla T4", (7, 5), torch.float16, 15 << 30, None)
+    monkeypatch.setattr(backend, "facts", lambda device: known)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+def test_without_a_gpu(no_gpu: None) -> None:
+    assert backend.resolve_device("auto") == CPU
+    assert backend.resolve_device("cpu") == CPU
+    with pytest.raises(ModelError, match="no CUDA GPU"):
+        backend.resolve_device("cuda")
+
+
+def test_with_a_gpu(turing: None) -> None:
+    assert backend.resolve_device("auto") == GPU
+    assert backend.resolve_device("cuda") == GPU
+    assert backend.resolve_device("cpu") == CPU
+    with pytest.raises(ModelError, match="cuda:0"):
+        backend.resolve_device("cuda:3")
+
+
+def test_types_on_a_cpu() -> None:
+    assert backend.resolve_dtype("auto", CPU) == torch.float32
+    assert backend.resolve_dtype("float16", CPU) == torch.float16
+    assert backend.resolve_dtype("bfloat16", CPU) == torch.bfloat16
+
+
+def test_an_old_gpu_has_no_bfloat16(turing: None) -> None:
+    assert backend.resolve_dtype("auto", GPU) == torch.float16
+    assert backend.resolve_dtype("float32", GPU) == torch.float32
+    with pytest.raises(ModelError, match=r"7\.5.*float16"):
+        backend.resolve_dtype("bfloat16", GPU)
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
+def test_only_torch_so_far(device: torch.device) -> None:
+    assert backend.choose("auto", device) == backend.choose("torch", device) == "torch"
+    for name in ("triton", "cuda"):
+        with pytest.raises(KernelError, match=f"{name}.*but.*kernels='torch'"):
+            backend.choose(name, device)
+    with pytest.raises(KernelError, match="auto, torch, triton, cuda"):
+        backend.choose("metal", device)
+
+
+def test_facts_of_the_cpu() -> None:
+    known = backend.facts(CPU)
+    assert known.name and known.threads and known.capability is None and known.default_dtype == torch.float32
