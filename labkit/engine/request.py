@@ -60,7 +60,6 @@ class Sequence:
     num_cached_tokens: int = 0  # prompt tokens that the first admission found in the cache
     slot: int | None = None
     block_table: list[int] = field(default_factory=list)
-    block_hashes: list[int] = field(default_factory=list)  # chained, one for each full block looked at so far
     token_on_device: bool = False  # its last token was drawn in the slot it holds now
     finish_reason: str | None = None
     stop_reason: int | str | None = None

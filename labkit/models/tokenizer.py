@@ -15,6 +15,7 @@ from labkit.errors import ModelError, RequestError
 from labkit.models.chat_template import ChatTemplate
 from labkit.models.hf_config import read_json
 
+LONG_TEXT = 10_000  # characters, some milliseconds of work
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -73,7 +74,7 @@ class Tokenizer:
                 "which is no character; remove it",
                 "prompt",
             ) from None
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = self._encode(text, add_special_tokens)
         if not add_special_tokens:
             return ids
         if self._add_bos and ids[:1] != [self.bos_token_id]:
@@ -83,6 +84,15 @@ class Tokenizer:
         if self._add_eos and ids[-1:] != [self.eos_token_id]:
             ids.append(self.eos_token_id)  # type: ignore[arg-type]
         return ids
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # A batch lets other Python threads run meanwhile; a single encode stops them all, for seconds if the text is
+        # megabytes long. For short ones it is not worth it: after a batch, the library warns at every fork.
+        if len(text) > LONG_TEXT:
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        else:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of some tokens, spaces and all; half a character at an end becomes U+FFFD."""

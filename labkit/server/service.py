@@ -42,6 +42,26 @@ class Loaded:
 
     tokenizer: Tokenizer
     limits: RequestLimits
+    longest_prompt: int | None = None  # bytes of UTF-8 that may still fit; None where that cannot be told
+
+    @classmethod
+    def measure(cls, tokenizer: Tokenizer, limits: RequestLimits) -> Loaded:
+        """Where tokens are bytes, none is longer than the longest: so many bytes can never be few enough tokens."""
+        if not tokenizer.is_byte_level:
+            return cls(tokenizer, limits)
+        longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
+        # Unicode normalisation before that may shorten a text, to a third at worst.
+        return cls(tokenizer, limits, 4 * longest * limits.max_model_len)
+
+    def check_size(self, text: str) -> None:
+        """Raises RequestError for a text that is far too long, before seconds are spent to count its tokens."""
+        if self.longest_prompt is not None and len(text) > self.longest_prompt:
+            raise RequestError(
+                f"the prompt has {len(text)} characters, far more than this model's length of "
+                f"{self.limits.max_model_len} tokens can hold; shorten the prompt",
+                "prompt",
+                "context_length_exceeded",
+            )
 
 
 class Service:
@@ -75,7 +95,7 @@ class Service:
         if self.config.served_model_name is None:
             self.name = checkpoint.name
         ready = await self.engine.launch(str(checkpoint.path), config, self.config.trace, checkpoint.tokenizer)
-        self._loaded = Loaded(checkpoint.tokenizer, ready.limits)
+        self._loaded = await asyncio.to_thread(Loaded.measure, checkpoint.tokenizer, ready.limits)
 
     @property
     def alive(self) -> bool:
@@ -135,6 +155,8 @@ class Service:
     def _prepare(self, request: ChatRequest | CompletionRequest, params: SamplingParams) -> list[Prompt]:
         try:
             if isinstance(request, ChatRequest):
+                for message in request.messages:
+                    self.loaded.check_size(message.content)
                 ids = self._chat_ids(request.messages, request.add_generation_prompt)
                 return [self._check(None, ids, params)]
             return [self._prompt(request, item, params) for item in request.prompt]
@@ -143,7 +165,7 @@ class Service:
 
     def _prompt(self, request: CompletionRequest, given: str | list[int], params: SamplingParams) -> Prompt:
         tokenizer, limits = self.loaded.tokenizer, self.loaded.limits
-        text, ids = (given, self.encode(given)) if isinstance(given, str) else (None, given)
+        text, ids = (given, self._encode_prompt(given)) if isinstance(given, str) else (None, given)
         if request.max_tokens is None:  # the default is no wish: it gives way where less fits
             most = max(1, limits.max_output_tokens(len(ids)), params.min_tokens)
             params = dataclasses.replace(params, max_tokens=min(CompletionRequest.DEFAULT_MAX_TOKENS, most))
@@ -151,6 +173,10 @@ class Service:
         if text is None and request.echo:
             text = tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens)
         return dataclasses.replace(prompt, text=text)
+
+    def _encode_prompt(self, text: str) -> list[int]:
+        self.loaded.check_size(text)
+        return self.encode(text)
 
     def _check(self, text: str | None, ids: list[int], params: SamplingParams) -> Prompt:
         limits = self.loaded.limits

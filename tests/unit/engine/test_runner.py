@@ -183,7 +183,7 @@ def test_a_slot_forgets_who_was_there() -> None:
 
 
 def test_preemption_starts_again_and_ends_alike() -> None:
-    """Computed again from nothing, in another slot, with penalties whose counts must be rebuilt."""
+    """Computed again from nothing, in a slot that another one used, with penalties whose counts must be rebuilt."""
     model = reference("llama")
     (prompt,) = prompts(19)
     params = {"temperature": 1.0, "seed": 9, "frequency_penalty": 1.5, "repetition_penalty": 1.4, "top_p": 0.9}
@@ -194,7 +194,7 @@ def test_preemption_starts_again_and_ends_alike() -> None:
     seq = engine.sequence(prompt, 1, **params)
     engine.step([(seq, 19)])
     engine.finish([seq], 6)
-    seq.num_computed, seq.block_table, seq.token_on_device, seq.slot = 0, [], False, 2
+    seq.num_computed, seq.block_table, seq.token_on_device, seq.slot = 0, [], False, 0
     engine.step([(seq, 20)])
     engine.step([(seq, 5)])
     engine.finish([seq], 14)

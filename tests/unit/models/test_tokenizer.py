@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -176,6 +178,30 @@ def test_a_lone_surrogate_is_no_text(tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
         tokenizer.apply_chat_template([{"role": "user", "content": "\udc00"}])
     assert caught.value.param == "messages"
+
+
+def test_a_long_text_holds_up_no_other_thread() -> None:
+    """The server reads prompts in a thread while its event loop goes on."""
+    tokenizer = open_checkpoint("toy").tokenizer
+    text = "word " * 200_000
+    longest, ended = 0.0, threading.Event()
+
+    def watch() -> None:
+        nonlocal longest
+        while not ended.is_set():
+            begin = time.perf_counter()
+            time.sleep(0.001)
+            longest = max(longest, time.perf_counter() - begin)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    begin = time.perf_counter()
+    ids = tokenizer.encode(text)
+    seconds = time.perf_counter() - begin
+    ended.set()
+    watcher.join()
+    assert tokenizer.decode(ids) == text
+    assert longest < seconds / 2
 
 
 def test_leftovers_of_training_are_switched_off(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from labkit.models.tokenizer import Tokenizer
 from tests.unit.server.fake_engine import EOS, LETTERS
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -176,3 +177,22 @@ def test_what_can_never_run(server, path, fields, code, param):
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["param"]) == (400, code, param)
     assert server.core.requests == []
+
+
+def test_a_prompt_that_is_hopeless_is_not_even_tokenised(server, monkeypatch):
+    """The longest token has 5 bytes and the model's length is 64 tokens."""
+    seen = []
+    encode = Tokenizer.encode
+
+    def watched(self, text, *args, **fields):
+        seen.append(len(text))
+        return encode(self, text, *args, **fields)
+
+    monkeypatch.setattr(Tokenizer, "encode", watched)
+    for length in (4 * 5 * 64 + 1, 4 * 5 * 64):
+        for reply in (
+            server.complete(prompt="x" * length),
+            server.chat(messages=[{"role": "user", "content": "x" * length}]),
+        ):
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert len(seen) == 2 and min(seen) == 4 * 5 * 64
