@@ -93,7 +93,7 @@ class Lab:
         """A matplotlib figure with words for those who cannot see it."""
         return pictures.show(fig, alt)
 
-    def style(self) -> dict[str, Any]:
+    def style(self) -> dict[Any, Any]:
         """matplotlib settings for `matplotlib.rc_context`."""
         return pictures.style()
 
