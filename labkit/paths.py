@@ -14,6 +14,6 @@ def cache_folder() -> Path:
 
 
 def shipped(name: str) -> Path | None:
-    """A folder that comes with labkit ("csrc", "data/toy"): beside it in a checkout, inside it in an installed wheel."""
+    """A folder of labkit's, such as "data/toy": beside the package in a checkout, inside it in an installed wheel."""
     package = Path(__file__).resolve().parent
     return next((path for path in (package.parent / name, package / name) if path.is_dir()), None)
