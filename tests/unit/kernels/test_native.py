@@ -1,4 +1,4 @@
-"""The C++ operations against the PyTorch definitions: odd sizes, strides, paged reads; and what happens without them."""
+"""The C++ operations against the PyTorch definitions: odd sizes, strides, paged reads; and a machine without them."""
 
 from __future__ import annotations
 
