@@ -54,7 +54,7 @@ class Decoder:
         device = weights.embedding.device
         self.config = config
         self.weights = weights
-        self.backend = backend.choose(kernels, device, weights.embedding.dtype, config.head_dim)
+        self.backend = backend.choose(kernels, device, weights.embedding.dtype)
         self.cos_sin = rope.rope_table(config.rope, config.head_dim, max_model_len, device)
 
     def forward(self, batch: DecoderBatch, kv_cache: Tensor) -> Tensor:
