@@ -130,6 +130,7 @@ def _kernels(device: torch.device) -> list[Fact]:
         facts.append((f"{name} kernels", "run" if reason is None else f"do not run: {reason}"))
     return [
         *facts,
+        ("cpp kernels", "run" if (reason := native.missing()) is None else f"do not run: {reason}"),
         ("Triton", _triton(device)),
         ("compiler", _cpp_compiler()),
         ("nvcc", _nvcc()),
