@@ -98,7 +98,8 @@ class Runner:
         chunks = sorted(step.chunks, key=lambda chunk: not chunk.is_decode)
         plan = self._sampler.plan([chunk for chunk in chunks if chunk.draws], step.admitted)
         upload = self._upload(chunks, step.admitted, plan)
-        self._block_tables.index_put_((upload.blocks[0].long(), upload.blocks[1].long()), upload.blocks[2])
+        if upload.blocks.numel():
+            self._block_tables.index_put_((upload.blocks[0].long(), upload.blocks[1].long()), upload.blocks[2])
         self._sampler.admit(upload.parameters, upload.history)
 
         batch = self._expand(chunks, upload)
