@@ -127,7 +127,8 @@ def main() -> int:
     if server.poll() is not None:
         return fail(f"JupyterLab ended at once, with status {server.returncode}; what it said is above.")
 
-    address = f"{url}/lab?token={token}"
+    lessons = sorted(path.name for path in NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+    address = f"{url}/lab{f'/tree/{lessons[0]}' if lessons else ''}?token={token}"
     say(f"JupyterLab is ready: {address}")
     wants_browser = os.environ.get("BROWSER", "1") != "0"
     if wants_browser and can_show_a_browser():

@@ -26,7 +26,8 @@ SAMPLING_OF_CHAT = FieldOptions(
     SAMPLING_HELP,
     "Sampling",
     omit=("n", "logprobs", "prompt_logprobs", "detokenize", "priority", "deadline_ms"),
-    defaults={"max_tokens": None},
+    # A small model wanders off at temperature 1; these are what SmolLM2's authors chat with.
+    defaults={"max_tokens": None, "temperature": 0.2, "top_p": 0.9},
 )
 ROOM = 256  # tokens kept free for an answer, as long as that is no more than a quarter of the context
 COMMANDS = "/reset forgets the conversation, /exit ends it; Ctrl-C stops an answer"

@@ -46,6 +46,7 @@ def begin(number: str) -> Lab:
 
     import torch
 
+    from labkit.kernels import native
     from labkit.lab.machine import this_machine
     from labkit.lab.session import Lab
 
@@ -54,5 +55,7 @@ def begin(number: str) -> Lab:
     cuda = "yes" if machine.device == "cuda" else "no, there is no CUDA device"
     print(f"labkit {labkit.__version__}, lesson {number}")
     print(f"machine   {machine}")
-    print(f"backends  torch {torch.__version__}: yes · triton: {triton} · cuda: {cuda}")
+    cpp = "yes" if native.missing() is None else "no, they could not be built"
+    print(f"backends  torch {torch.__version__}: yes · C++ for this CPU: {cpp} · cuda: {cuda}")
+    print(f"to learn  triton: {triton}")
     return Lab(number, machine)

@@ -113,6 +113,10 @@ def test_the_printed_address_opens_jupyterlab(lab: Lab) -> None:
         assert "JupyterLab" in page.read().decode()
 
 
+def test_it_opens_the_first_lesson(lab: Lab) -> None:
+    assert "/lab/tree/00_where_does_the_time_go.ipynb?token=" in lab.address
+
+
 def test_it_shows_the_lessons(lab: Lab) -> None:
     names = {entry["name"] for entry in as_json(lab.get("/api/contents", lab.token))["content"]}
     assert names >= {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
