@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -133,6 +133,8 @@ class LLM:
             params_list = [params or SamplingParams()] * len(prompt_list)
         else:
             params_list = list(params)
+            if not all(isinstance(one, SamplingParams) for one in params_list):
+                raise ValueError("sampling_params holds something that is no SamplingParams")
             if len(params_list) != len(prompt_list):
                 raise ValueError(
                     f"there are {len(prompt_list)} prompts and {len(params_list)} sampling_params; "
@@ -159,6 +161,8 @@ class LLM:
             if unknown or not prompt:
                 raise RequestError('a prompt in a dict is {"prompt": text} or {"prompt_token_ids": ids}', "prompt")
             given = prompt.get("prompt_token_ids")
+            if given is None and prompt.get("prompt") is None:
+                raise RequestError("a prompt in a dict has neither text nor token ids", "prompt")
             return prompt.get("prompt"), self._token_ids(prompt["prompt"] if given is None else given)[1]
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
@@ -173,19 +177,22 @@ class LLM:
         open_ids = {request.request_id for request, _ in requests}
         outputs: dict[str, RequestOutput] = {}
         bar = tqdm(total=len(requests), desc="Requests", unit="req", disable=not use_tqdm, dynamic_ncols=True)
-        try:
-            for request, text in requests:
-                self._add(request, text)
-            while len(outputs) < len(requests):
-                for request_id in self._step():
-                    if request_id in open_ids and self._is_done(request_id):
+        with interrupts_between_steps() as check:
+            try:
+                for request, text in requests:
+                    self._add(request, text)
+                while open_ids:
+                    self._step()
+                    # Not what this step moved: a step of another thread may have finished some of ours.
+                    for request_id in [r for r in open_ids if self._is_done(r)]:
                         outputs[request_id] = self._take(request_id)
                         open_ids.discard(request_id)
                         bar.update()
-        finally:
-            for request_id in open_ids:
-                self._cancel(request_id)
-            bar.close()
+                    check()
+            finally:
+                for request_id in open_ids:
+                    self._cancel(request_id)
+                bar.close()
         return [outputs[request.request_id] for request, _ in requests]
 
     def _stream(self, request: EngineRequest, text: str | None) -> Iterator[RequestOutput]:
@@ -194,13 +201,16 @@ class LLM:
         try:
             while not finished:
                 if self._mailboxes[request_id] is None:
-                    self._step()
+                    with interrupts_between_steps() as check:
+                        self._step()
+                        check()
                     continue
-                output = self._take(request_id)
-                finished = output.finished
-                if not finished:
-                    self._mailboxes[request_id] = None
-                yield copy_output(output)
+                with self._lock:  # a step of another thread must not change it between the look and the copy
+                    output = copy_output(self._take(request_id))
+                    finished = output.finished
+                    if not finished:
+                        self._mailboxes[request_id] = None
+                yield output
         finally:
             if not finished:
                 self._cancel(request_id)
@@ -223,10 +233,10 @@ class LLM:
             self._mailboxes[request.request_id] = None
             self.engine.add_request(request)
 
-    def _step(self) -> list[str]:
-        """One step of the engine; returns the requests that it moved."""
+    def _step(self) -> None:
+        """One step of the engine; what it gave lies in the mailboxes then."""
         self._check_open()
-        with interrupts_after_the_step(), self._lock:
+        with self._lock:
             report = self.engine.step()
             processed = self._processor.process(report.deltas)
             self.metrics.observe(report, self.engine.stats())
@@ -236,7 +246,6 @@ class LLM:
                 self._mailboxes[output.request_id] = processed.errors.get(output.request_id) or output
             while self._abandoned:
                 self._drop(self._abandoned.pop())
-        return [output.request_id for output in processed.outputs]
 
     def _cancel(self, request_id: str) -> None:
         # A dropped stream may be collected at any moment, even in the middle of a step of this very thread.
@@ -264,30 +273,32 @@ def _is_id(item: object) -> bool:
 
 
 @contextlib.contextmanager
-def interrupts_after_the_step() -> Iterator[None]:
-    """Ctrl-C waits for the end of the step, so that the books are never left half written; a second one does not."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def interrupts_between_steps() -> Iterator[Callable[[], None]]:
+    """Ctrl-C, however often, waits for a moment when the books are whole.
+
+    Yields a function that raises KeyboardInterrupt if it was pressed; the end of the block does so too.
+    """
     pressed = False
 
-    def wait(signum: int, frame: FrameType | None) -> None:
+    def note(signum: int, frame: FrameType | None) -> None:
         nonlocal pressed
-        if pressed:
-            signal.default_int_handler(signum, frame)
         pressed = True
 
+    def check() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # somebody else looks after Ctrl-C
-        yield
+    if not main or before is not signal.default_int_handler:  # no signals here, or somebody else looks after them
+        yield check
         return
-    signal.signal(signal.SIGINT, wait)
+    signal.signal(signal.SIGINT, note)
     try:
-        yield
+        yield check
     finally:
         signal.signal(signal.SIGINT, before)
-    if pressed:
-        raise KeyboardInterrupt
+    check()
 
 
 def copy_output(output: RequestOutput) -> RequestOutput:

@@ -83,6 +83,7 @@ class EngineCore:
         self._step_seconds = 0.0
         self._runner_seconds = 0.0
         self._closed = False
+        self._kv_bytes = self.runner.kv_bytes
 
     # ----------------------------------------------------------------------------------------- requests
 
@@ -284,7 +285,7 @@ class EngineCore:
             kv_blocks_cached=cached,
             kv_blocks_in_use=pool.num_blocks - free - cached,
             kv_blocks_total=pool.num_blocks,
-            kv_bytes=self.runner.kv_bytes,
+            kv_bytes=self._kv_bytes,
             prefix_cache_queries=queries,
             prefix_cache_hits=hits,
             prefix_hit_rate=hits / queries if queries else 0.0,

@@ -9,6 +9,8 @@ event is written there too, one a line.
 from __future__ import annotations
 
 import collections
+import contextlib
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -56,13 +58,30 @@ class Trace:
         event = {"t": round(self.now(), 6), "step": self.step, "ev": ev, **fields}
         self.events.append(event)
         if self._file is not None:
-            self._file.write(self._encode(event) + b"\n")
+            try:
+                self._file.write(self._encode(event) + b"\n")
+            except OSError as error:
+                self._give_up(error)
 
     def flush(self) -> None:
         if self._file is not None:
-            self._file.flush()
+            try:
+                self._file.flush()
+            except OSError as error:
+                self._give_up(error)
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            try:
+                self._file.close()
+                self._file = None
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """A full disk ends the file, not the requests: events stay in memory only from here on."""
+        file, self._file = self._file, None
+        print(f"labkit: the trace file ends here: {error}", file=sys.stderr)
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()

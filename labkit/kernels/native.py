@@ -11,7 +11,9 @@ import functools
 import hashlib
 import os
 import platform
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -44,7 +46,7 @@ def load() -> ctypes.CDLL | str:
         if not path.exists():
             _build(sources, folder)
         library = ctypes.CDLL(str(path))
-    except (OSError, RuntimeError, ImportError) as error:
+    except (OSError, RuntimeError, ImportError, subprocess.SubprocessError) as error:
         return " ".join(str(error).split())[:200]
     for name, types in FUNCTIONS.items():
         function = getattr(library, name)
@@ -64,15 +66,19 @@ def _build(sources: Path, folder: Path) -> None:
     from torch.utils import cpp_extension  # slow to import, and needed once
 
     folder.mkdir(parents=True, exist_ok=True)
-    cpp_extension.load(
-        name="labkit_cpu",
-        sources=[str(sources / name) for name in SOURCES],
-        extra_cflags=list(FLAGS),
-        # PyTorch's own OpenMP library: a second one would bring a second set of threads that fight for the cores.
-        extra_ldflags=[_openmp()],
-        build_directory=str(folder),
-        is_python_module=False,
-    )
+    # Built elsewhere and moved into place whole: a build that is killed leaves nothing that others wait for or load.
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        cpp_extension.load(
+            name="labkit_cpu",
+            sources=[str(sources / name) for name in SOURCES],
+            extra_cflags=list(FLAGS),
+            # PyTorch's own OpenMP library: a second one would bring a second set of threads that fight for the cores.
+            extra_ldflags=[_openmp()],
+            build_directory=scratch,
+            is_python_module=False,
+        )
+        # The builder numbers the file when one process builds twice.
+        os.replace(next(Path(scratch).glob("labkit_cpu*.so")), folder / "labkit_cpu.so")
 
 
 def _openmp() -> str:

@@ -121,6 +121,8 @@ def main(address: str) -> int:
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.set_hwm(0)  # a slow reader must never hold up a step
         socket.connect(address)
+        if not _wait(socket, sys.stdin.fileno()):
+            return 0
         launch = decode_to_engine(socket.recv())
         assert isinstance(launch, Launch)
         try:
@@ -135,6 +137,14 @@ def main(address: str) -> int:
         finally:
             core.close()
     return 0
+
+
+def _wait(socket: zmq.Socket[bytes], lifeline: int) -> bool:
+    """Wait for the first message; False if the HTTP process goes before it sends one."""
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(lifeline, zmq.POLLIN)
+    return socket in dict(poller.poll())
 
 
 def _load(model: str, config: EngineConfig, trace: str | None) -> EngineCore:

@@ -8,10 +8,12 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from labkit import LLM, SamplingParams
+from labkit.engine.trace import Trace
 from labkit.errors import EngineClosedError, EngineStepError, RequestError
 from tests import checkpoints
 from tests.integration.conftest import assert_idle, engine, run, tokens
@@ -49,6 +51,8 @@ def test_answers_keep_the_order_of_the_prompts(llm):
         ([5, "x"], GREEDY),
         ({"text": "x"}, GREEDY),
         (5, GREEDY),
+        ({"prompt_token_ids": None}, GREEDY),
+        (["a"], [None]),
         ("\ud800", GREEDY),
         (["a", "b"], [GREEDY]),
         ([5] * 600, GREEDY),
@@ -258,6 +262,58 @@ def test_ctrl_c_frees_everything_and_the_engine_lives(checkpoint):
         assert tokens(run(llm, [[5, 6, 7]], GREEDY)) == want
 
 
+def test_ctrl_c_twice_loses_nothing_either(checkpoint):
+    params = SamplingParams(n=2, max_tokens=300, ignore_eos=True)
+    with engine(checkpoint("llama"), num_kv_blocks=400) as llm:
+        for trial in range(8):
+
+            def press_twice(delay=0.02 + trial * 0.003):
+                for pause in (delay, 0.0005):
+                    time.sleep(pause)
+                    os.kill(os.getpid(), signal.SIGINT)
+
+            thread = threading.Thread(target=press_twice)
+            times = 0
+            for work in (thread.start, lambda: run(llm, [[5] * 30] * 12, params), thread.join, thread.join):
+                try:
+                    work()
+                except KeyboardInterrupt:  # the second one may come when generate has ended already
+                    times += 1
+            assert times > 0
+            run(llm, [[9]], GREEDY)
+            assert_idle(llm)
+
+
+def test_generate_and_stream_from_several_threads(checkpoint):
+    with engine(checkpoint("llama")) as llm:
+        want = tokens(run(llm, [[5, 6, 7], [8, 9]], GREEDY))
+        got: list[Any] = []
+
+        def generate():
+            got.append(tokens(run(llm, [[5, 6, 7], [8, 9]], GREEDY)))
+
+        def stream():
+            got.append([[*llm.stream(ids, GREEDY)][-1].outputs[0].token_ids for ids in ([5, 6, 7], [8, 9])])
+
+        threads = [threading.Thread(target=work, daemon=True) for work in (generate, stream, generate, stream)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert got == [want] * 4
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk_under_the_trace_ends_the_trace_only(checkpoint, capfd):
+    trace = Trace("/dev/full")
+    with LLM(str(checkpoint("llama")), trace=trace, quiet=True, device="cpu", num_kv_blocks=200) as llm:
+        for _ in "ab":
+            outs = run(llm, [[5, 6]] * 20, SamplingParams(max_tokens=60, ignore_eos=True, n=2))
+            assert all(out.finished for out in outs)
+        assert_idle(llm)
+    assert capfd.readouterr().err.count("the trace file ends here") == 1
+
+
 def test_ctrl_c_in_the_middle_of_a_step(checkpoint, monkeypatch):
     with engine(checkpoint("llama")) as llm:
         fail_once(monkeypatch, llm, KeyboardInterrupt())
@@ -325,6 +381,7 @@ def test_closing(checkpoint):
         run(llm, [[5]], GREEDY)
     with pytest.raises(EngineClosedError):
         list(open_stream)
+    assert llm.engine.stats().kv_bytes > 0
 
 
 def test_chat_takes_one_talk_or_several(llm):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,15 +36,35 @@ def test_a_compiler_means_that_it_builds() -> None:
     assert backend.choose("auto", torch.device("cpu"), torch.bfloat16) == "torch"
 
 
-def test_without_a_compiler_torch_runs_and_the_reason_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+@pytest.mark.parametrize("compiler", ["/no/such/compiler", "/bin/false"])
+def test_without_a_compiler_torch_runs_and_the_reason_is_known(
+    compiler: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
-    monkeypatch.setenv("CXX", "/no/such/compiler")
+    monkeypatch.setenv("CXX", compiler)
     native.load.cache_clear()
     try:
         assert native.missing()
         assert backend.choose("auto", torch.device("cpu"), torch.float32) == "torch"
     finally:
         monkeypatch.undo()
+        native.load.cache_clear()
+
+
+@needs_cpp
+def test_what_a_killed_build_left_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
+    sources = native.shipped("csrc")
+    assert sources is not None
+    folder = tmp_path / "build" / native._key(sources)
+    (folder / "tmpkilled").mkdir(parents=True)
+    for name in ("lock", "tmpkilled/lock", "tmpkilled/labkit_cpu.so"):
+        (folder / name).touch()
+    native.load.cache_clear()
+    try:
+        assert native.missing() is None
+        assert (folder / "labkit_cpu.so").stat().st_size > 10_000
+    finally:
         native.load.cache_clear()
 
 
