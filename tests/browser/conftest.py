@@ -91,7 +91,8 @@ def jupyterlab(browser: Any) -> Iterator[str]:
         for line in server.stdout:  # ends when the server does
             if "ready: " in line:
                 address = line.partition("ready: ")[2].strip()
-                yield re.sub(r"/lab/tree/[^?]+", "/lab", address)  # without the lesson that it opens
+                # Without the lesson that it opens, and without what the last run left open.
+                yield re.sub(r"/lab/tree/[^?]+", "/lab", address) + "&reset"
                 break
         else:
             pytest.fail("JupyterLab did not start")
