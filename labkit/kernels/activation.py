@@ -28,7 +28,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return functional.silu(gate, inplace=True).mul_(up)
 
 
-def triton_silu_mul(gate_up: Tensor) -> Tensor:
+def silu_mul_triton(gate_up: Tensor) -> Tensor:
     """`silu_mul` in one pass, into a new tensor [T, F]; gate_up [T, 2F] is left as it is."""
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)

@@ -48,7 +48,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.addmm(bias.unsqueeze(1), weight, x.t()).t()
 
 
-def triton_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`linear` on a GPU: the kernel below for a few rows, cuBLAS for many.
 
     A few rows are bound by reading the weights, W [O, I], once. cuBLAS pads them to a tile of 64 or more for its

@@ -48,7 +48,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return rms_norm(residual, weight, eps), residual
 
 
-def triton_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`rms_norm` in one pass; x is [T, E] or [T, H, D] with any strides but that of the last dimension, which is 1."""
     rows = x if x.dim() == 2 else x.unsqueeze(0) if x.dim() == 1 else x.flatten(0, -3) if x.dim() > 3 else x
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -56,7 +56,7 @@ def triton_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def triton_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """`add_rms_norm` in one pass: both read once, the sum and its norm written once."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(x, residual, weight, out, eps)
