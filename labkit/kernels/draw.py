@@ -22,7 +22,7 @@ from torch import Tensor
 from labkit.kernels.filters import draw_filtered
 from labkit.kernels.gumbel import noise, noise_bits, noise_bound, row_keys
 from labkit.kernels.jit import interpreted, jit, tl, triton
-from labkit.kernels.launch import power_of_two
+from labkit.kernels.tiles import power_of_two
 
 TILE, TILES = 512, 8  # logits that a warp has in registers; tiles of a chunk
 MAX_GROUPS = 4096  # groups of a row, for the second kernel's registers
@@ -237,7 +237,7 @@ def _mass(  # type: ignore[no-untyped-def]
     """(largest logit of a chunk, sum of exp((logit - largest) * scale)); with KEEP also each group's largest."""
     largest = tl.full((), -3e38, tl.float32)
     mass = tl.zeros((), tl.float32)
-    for tile in range(TILES):
+    for tile in range(tl.minimum(TILES, tl.cdiv(vocab - begin, TILE))):
         first = begin + tile * TILE
         ids = first + tl.arange(0, TILE)
         value = tl.load(source + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
@@ -261,7 +261,7 @@ def _best(  # type: ignore[no-untyped-def]
     scale = 1.0 / temperature
     best = float("-inf") + tl.zeros((), tl.float32)
     winner = begin
-    for tile in range(TILES):
+    for tile in range(tl.minimum(TILES, tl.cdiv(vocab - begin, TILE))):
         ids = begin + tile * TILE + tl.arange(0, TILE)
         value = tl.load(source + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
         bound = value * scale

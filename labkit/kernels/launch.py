@@ -27,8 +27,3 @@ def dependent(device: torch.device) -> dict[str, Any]:
 @functools.cache
 def _can_launch_early(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER
-
-
-def power_of_two(number: int) -> int:
-    """The smallest power of two that is not below it; 1 for 0."""
-    return 1 << max(0, number - 1).bit_length()

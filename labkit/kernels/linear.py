@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from labkit.kernels.jit import jit, tl, triton
-from labkit.kernels.launch import dependent, power_of_two
+from labkit.kernels.launch import dependent
+from labkit.kernels.tiles import power_of_two
 
 FEW_ROWS = range(4, 65)  # where a CPU takes W Xᵀ
 GEMV_ROWS = 8  # up to which a GPU takes `gemv`

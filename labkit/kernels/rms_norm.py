@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from labkit.kernels.jit import jit, tl, triton
-from labkit.kernels.launch import dependent, power_of_two
+from labkit.kernels.launch import dependent
+from labkit.kernels.tiles import power_of_two
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
