@@ -41,9 +41,7 @@ def changed(logits: Tensor, table: Tensor, slots: Tensor, adjustments: Tensor, s
     rows, tokens = adjustments[:2].long().unbind(0)
     logits = logits.float().clone().index_put_((rows, tokens), adjustments[2].view(torch.float32), accumulate=True)
     repetition, presence, frequency = table[slots.long(), 3:6].view(torch.float32).unbind(1)
-    return sampling.apply_penalties(
-        logits, seen[slots.long()], counts[slots.long()], repetition, presence, frequency
-    )
+    return sampling.apply_penalties(logits, seen[slots.long()], counts[slots.long()], repetition, presence, frequency)
 
 
 def defined(logits: Tensor, table: Tensor, slots: Tensor, positions: Tensor) -> Tensor:

@@ -112,7 +112,9 @@ def _noise_bits_kernel(table, positions, out, COUNT: tl.constexpr):  # type: ign
 
 
 def test_noise_is_the_same_bit_for_bit() -> None:
-    rows = [Wishes(seed=seed, choice=choice) for seed in (0, 1, 2**31, 2**64 - 1, 0xDEADBEEF12345678) for choice in (0, 7)]
+    rows = [
+        Wishes(seed=seed, choice=choice) for seed in (0, 1, 2**31, 2**64 - 1, 0xDEADBEEF12345678) for choice in (0, 7)
+    ]
     table = parameters(rows)
     positions = torch.tensor([0, 1, 5, 131071, 2**31 - 1] * 2, dtype=torch.int32)
     got = torch.empty(len(rows), 64, dtype=torch.int32)
@@ -144,12 +146,14 @@ def test_the_bound_of_the_noise_holds() -> None:
 @pytest.mark.parametrize("kind", ["normal", "flat", "peaked", "ties"])
 @pytest.mark.parametrize("vocab", [11, 347, 1000])
 @pytest.mark.parametrize("filtered", [False, True])
-def test_draws_are_those_of_the_definition(vocab: int, kind: str, filtered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_are_those_of_the_definition(
+    vocab: int, kind: str, filtered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Small pieces, so that a small row has several of each.
-    monkeypatch.setattr(draw, "TILE", 128)
+    monkeypatch.setattr(draw, "TILE", 256)
     monkeypatch.setattr(draw, "TILES", 2)
-    monkeypatch.setattr(draw, "GROUP_TILE", 128)
-    rows = 10
+    monkeypatch.setattr(draw, "GROUP_TILE", 256)
+    rows = 7
     table = parameters(wishes(rows, filtered))
     slots, positions = torch.randperm(rows).int(), torch.randint(0, 9999, (rows,)).int()
     logits = logits_of(rows, vocab, kind)
@@ -174,7 +178,11 @@ def test_many_equal_logits_go_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_changes_come_first_and_draws_are_entered() -> None:
     rows, vocab = 6, 347
-    table, slots, positions = parameters(wishes(rows, True, penalties=True)), torch.randperm(rows).int(), torch.arange(rows)
+    table, slots, positions = (
+        parameters(wishes(rows, True, penalties=True)),
+        torch.randperm(rows).int(),
+        torch.arange(rows),
+    )
     logits = logits_of(rows, vocab, "normal").half()
     counts = torch.randint(-2, 3, (rows, vocab)).clamp(min=0).int()
     seen = (counts > 0) | (torch.rand(rows, vocab) < 0.2)
@@ -194,7 +202,9 @@ def test_changes_come_first_and_draws_are_entered() -> None:
     penalised = table[slots.long(), 3].view(torch.float32) != 1
     assert penalised.any() and not penalised.all()
     where = slots.long()[penalised], tokens[penalised]
-    assert torch.equal(counts, before[2].index_put(where, torch.ones(len(where[0]), dtype=torch.int32), accumulate=True))
+    assert torch.equal(
+        counts, before[2].index_put(where, torch.ones(len(where[0]), dtype=torch.int32), accumulate=True)
+    )
     assert torch.equal(seen, before[1].index_put(where, torch.ones(len(where[0]), dtype=torch.bool)))
 
 
