@@ -32,6 +32,7 @@ from labkit.config import EngineConfig
 from labkit.engine.request import Chunk, ChunkResult, Sequence, Step, TokenLogprobs
 from labkit.engine.sampler import LOGPROBS, DrawPlan, Sampler, token_logprobs
 from labkit.kernels.attention import AttentionBatch, PromptChunk
+from labkit.kernels.prefill_attention import Prompts, make_prompts
 from labkit.models.decoder import Decoder, DecoderBatch
 
 LOGPROB_ROWS = 256  # logits that prompt_logprobs holds at once; 50 MB with a vocabulary of 49,152
@@ -154,6 +155,7 @@ class Runner:
         slots, starts, lengths = upload.chunks.unbind(0)
         decodes = sum(chunk.is_decode for chunk in chunks)
         token_ids = self._last_tokens.index_select(0, slots[:decodes])
+        total = decodes
         if decodes == len(chunks):
             token_slots, positions = slots, starts.clone()
         else:
@@ -176,8 +178,18 @@ class Runner:
                 starts[:decodes] + 1,
                 max_context,
                 self._prompt_chunks(chunks, decodes),
+                self._prompts(decodes, total - decodes, upload) if decodes < len(chunks) else None,
             ),
         )
+
+    def _prompts(self, decodes: int, rows: int, upload: Upload) -> Prompts | None:
+        """All chunks of prompts, `rows` tokens, for a kernel that takes them at once."""
+        tile = self.model.prefill_tile
+        if tile is None:
+            return None
+        slots, starts, lengths = upload.chunks[:, decodes:].unbind(0)
+        group = self.model.config.num_heads // self.model.config.num_kv_heads
+        return make_prompts(tile, group, rows, self._block_tables.index_select(0, slots), lengths, starts + lengths)
 
     def _prompt_chunks(self, chunks: list[Chunk], decodes: int) -> list[PromptChunk]:
         out = []

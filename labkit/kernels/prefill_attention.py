@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from labkit.kernels.jit import jit, tl
-from labkit.kernels.tiles import LOG2_E, PrefillTile, power_of_two, prefill_tile
+from labkit.kernels.tiles import LOG2_E, PrefillTile, power_of_two
 
 
 @dataclass(slots=True)
@@ -35,21 +35,21 @@ class Prompts:
     tile: PrefillTile
 
 
-def make_prompts(q: Tensor, group: int, block_tables: Tensor, lengths: Tensor, context_lens: Tensor) -> Prompts:
+def make_prompts(
+    tile: PrefillTile, group: int, rows: int, block_tables: Tensor, lengths: Tensor, context_lens: Tensor
+) -> Prompts:
     """Describes chunks to the kernel without asking the device for anything, so that a CUDA graph can hold it.
 
     Args:
-        q: [rows, H, D]: only its shape, type and device count. Rows behind the last chunk are padding.
         group: query heads for each key/value head
+        rows: of the step's prompts. Those behind the last chunk are padding.
         block_tables: [C, W] int32
         lengths: [C] int: tokens of each chunk; 0 for a padded one
         context_lens: [C] int
     """
-    tile = prefill_tile(q, group)
-    tokens = tile.rows // group
-    first_rows = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=q.device)
+    first_rows = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
     torch.cumsum(lengths, 0, dtype=torch.int32, out=first_rows[1:])
-    tiles = make_tiles(first_rows, context_lens, tokens, q.shape[0])
+    tiles = make_tiles(first_rows, context_lens, tile.rows // group, rows)
     return Prompts(block_tables, first_rows, context_lens.int(), tiles, tile)
 
 

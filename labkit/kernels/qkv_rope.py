@@ -70,6 +70,8 @@ def norm_rope_store_triton(
     eps: float = 1e-6,
 ) -> Tensor:
     """`norm_rope_store` in one launch."""
+    if qkv.stride(1) != 1:
+        qkv = qkv.contiguous()
     tokens = qkv.shape[0]
     kv_heads, head_dim = k_cache.shape[2:]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads

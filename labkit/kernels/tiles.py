@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from labkit.kernels import backend
+from labkit.kernels.jit import triton
 
 LOG2_E = math.log2(math.e)  # exponentials are taken to the base 2, which is what the hardware has
 DOT_ROWS = 16  # the fewest that tl.dot takes
@@ -51,9 +52,10 @@ def decode_tile(q: Tensor, group: int, few: bool = False) -> DecodeTile:
     return decode_tile_for(q.dtype, q.shape[2], group, few, tensor_cores, shared)
 
 
-def prefill_tile(q: Tensor, group: int) -> PrefillTile:
-    """The tile for prompts; q is [T, H, D]."""
-    return prefill_tile_for(q.dtype, q.shape[2], group, _chip(q.device)[1])
+def prefill_tile(dtype: torch.dtype, head_dim: int, group: int, device: torch.device) -> PrefillTile | None:
+    """The tile for prompts; None where tl.dot is too slow to be worth one."""
+    tensor_cores, shared = _chip(device)
+    return prefill_tile_for(dtype, head_dim, group, shared) if tensor_cores else None
 
 
 def decode_tile_for(
@@ -95,4 +97,5 @@ def _chip(device: torch.device) -> tuple[bool, int]:
     """(tl.dot has tensor cores, bytes of shared memory for a program)."""
     if device.type != "cuda":
         return True, 1 << 30  # Triton's interpreter
-    return backend.has_tensor_cores(device), torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    known = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    return backend.has_tensor_cores(device), known["max_shared_mem"]

@@ -130,8 +130,8 @@ def weights_of(model: Any) -> DecoderWeights:
     )
 
 
-def decoder_of(model: Any) -> Decoder:
-    return Decoder(config_of(model), weights_of(model), max_model_len=256, kernels="torch")
+def decoder_of(model: Any, kernels: str = "torch") -> Decoder:
+    return Decoder(config_of(model), weights_of(model), max_model_len=256, kernels=kernels)
 
 
 def prompt_batch(length: int) -> AttentionBatch:
@@ -174,5 +174,5 @@ def test_sixteen_bits_stay_near_float32(dtype: torch.dtype) -> None:
 
 def test_a_backend_that_is_not_there_is_refused() -> None:
     model = reference("llama")
-    with pytest.raises(KernelError, match="triton"):
-        Decoder(config_of(model), weights_of(model), max_model_len=16, kernels="triton")
+    with pytest.raises(KernelError, match="cuda"):
+        decoder_of(model, kernels="cuda")
