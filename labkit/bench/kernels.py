@@ -183,7 +183,7 @@ def pointwise_cases(device: torch.device) -> Iterator[Case]:
 
 
 def linear_cases(device: torch.device) -> Iterator[Case]:
-    """The GEMV beside cuBLAS, at the layers of Qwen3-0.6B and Llama-3.2-1B: from which number of rows is cuBLAS faster?"""
+    """The GEMV beside cuBLAS, at the layers of Qwen3-0.6B and Llama-3.2-1B: up to how many rows is it faster?"""
     dtype = torch.bfloat16
     layers = {
         "qwen3 qkv": (4096, 1024),
@@ -216,33 +216,38 @@ def sampling_cases(device: torch.device) -> Iterator[Case]:
         "sample top_p .9": (0.6, 0.9, 0),
     }
     for rows, dtype in ((256, torch.float32), (256, torch.bfloat16), (1, torch.float32)):
-        slots = torch.arange(rows, dtype=torch.int32, device=device)
-        positions = slots + 100
         for name, (temperature, top_p, top_k) in settings.items():
-            table = torch.zeros(rows, 10, dtype=torch.int32, device=device)
-            floats = table[:, :6].view(torch.float32)
-            floats[:, 0], floats[:, 1], floats[:, 3] = temperature, top_p, 1.0
-            table[:, 6], table[:, 8] = top_k, slots * 7919
+            yield _sampling_case(name, rows, dtype, temperature, top_p, top_k, device)
 
-            def inputs(rows: int = rows, dtype: torch.dtype = dtype) -> tuple[Tensor, ...]:
-                return (3 * torch.randn(rows, VOCAB, device=device, dtype=torch.float32).to(dtype),)
 
-            def ours(logits: Tensor, table: Tensor = table, filtered: bool = top_p < 1 or top_k > 0) -> object:
-                return draw.draw(logits, table, slots, positions, filtered=filtered)
+def _sampling_case(
+    name: str, rows: int, dtype: torch.dtype, temperature: float, top_p: float, top_k: int, device: torch.device
+) -> Case:
+    """All rows alike but for their seeds."""
+    slots = torch.arange(rows, dtype=torch.int32, device=device)
+    table = torch.zeros(rows, 10, dtype=torch.int32, device=device)
+    floats = table[:, :6].view(torch.float32)
+    floats[:, 0], floats[:, 1], floats[:, 3] = temperature, top_p, 1.0
+    table[:, 6], table[:, 8] = top_k, slots * 7919
 
-            def reference(logits: Tensor, table: Tensor = table, p: float = top_p, k: int = top_k) -> object:
-                temperature = table[:, 0].view(torch.float32)
-                keys = sampling.noise_keys(table[:, 8:], table[:, 7], positions)
-                return sampling.sample(
-                    logits.float(),
-                    temperature,
-                    keys,
-                    top_k=table[:, 6] if k else None,
-                    top_p=table[:, 1].view(torch.float32) if p < 1 else None,
-                )
+    def inputs() -> tuple[Tensor, ...]:
+        return (3 * torch.randn(rows, VOCAB, device=device, dtype=torch.float32).to(dtype),)
 
-            size = rows * VOCAB * dtype.itemsize
-            yield Case(name, f"{rows} x {VOCAB}", dtype, size, inputs, ours, reference)
+    def ours(logits: Tensor) -> object:
+        return draw.draw(logits, table, slots, slots, filtered=top_p < 1 or top_k > 0)
+
+    def reference(logits: Tensor) -> object:
+        if temperature == 0:
+            return sampling.greedy(logits)
+        return sampling.sample(
+            logits.float(),
+            floats[:, 0],
+            sampling.noise_keys(table[:, 8:], table[:, 7], slots),
+            top_k=table[:, 6] if top_k > 0 else None,
+            top_p=floats[:, 1] if top_p < 1 else None,
+        )
+
+    return Case(name, f"{rows} x {VOCAB}", dtype, rows * VOCAB * dtype.itemsize, inputs, ours, reference)
 
 
 def _attention_rows(device: torch.device, copied: float) -> list[KernelRow]:

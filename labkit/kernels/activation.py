@@ -43,9 +43,7 @@ def silu_mul_triton(gate_up: Tensor) -> Tensor:
 
 
 @jit
-def _silu_mul_kernel(  # type: ignore[no-untyped-def]
-    gate_up, out, stride, width, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
+def _silu_mul_kernel(gate_up, out, stride, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """One program makes BLOCK numbers of one row."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

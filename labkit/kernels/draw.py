@@ -118,7 +118,7 @@ def _starts(adjustments: Tensor, rows: int) -> Tensor:
 
 
 @jit
-def _is_filtered(parameters, vocab):  # type: ignore[no-untyped-def]
+def _is_filtered(parameters, vocab):
     """Whether the slot's row draws among some of the tokens only."""
     temperature = tl.load(parameters).to(tl.float32, bitcast=True)
     top_p = tl.load(parameters + 1).to(tl.float32, bitcast=True)
@@ -128,7 +128,7 @@ def _is_filtered(parameters, vocab):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _chunk_kernel(  # type: ignore[no-untyped-def]
+def _chunk_kernel(
     logits,
     source,
     logits_stride,
@@ -182,7 +182,7 @@ def _chunk_kernel(  # type: ignore[no-untyped-def]
         tl.debug_barrier()  # other threads read what this one wrote
 
     temperature = tl.load(parameters).to(tl.float32, bitcast=True)
-    if FILTERED:
+    if FILTERED:  # noqa: SIM102 - known when compiling; the other is not
         if _is_filtered(parameters, vocab):
             largest, mass = _mass(
                 source, 1.0 / temperature, begin, vocab, maxima + row * groups, GROUP, True, TILE, TILES
@@ -197,7 +197,7 @@ def _chunk_kernel(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _adjust(value, ids, adjustments, stride, start):  # type: ignore[no-untyped-def]
+def _adjust(value, ids, adjustments, stride, start):
     """Adds the row's adjustments that lie in this tile."""
     for entry in range(tl.load(start), tl.load(start + 1)):
         token = tl.load(adjustments + stride + entry)
@@ -207,7 +207,7 @@ def _adjust(value, ids, adjustments, stride, start):  # type: ignore[no-untyped-
 
 
 @jit
-def _penalise(value, ids, vocab, parameters, seen, counts):  # type: ignore[no-untyped-def]
+def _penalise(value, ids, vocab, parameters, seen, counts):
     """`sampling.apply_penalties`, if the slot's request has any."""
     repetition = tl.load(parameters + 3).to(tl.float32, bitcast=True)
     presence = tl.load(parameters + 4).to(tl.float32, bitcast=True)
@@ -223,7 +223,7 @@ def _penalise(value, ids, vocab, parameters, seen, counts):  # type: ignore[no-u
 
 
 @jit
-def _mass(  # type: ignore[no-untyped-def]
+def _mass(
     source,
     scale,
     begin,
@@ -252,9 +252,7 @@ def _mass(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _best(  # type: ignore[no-untyped-def]
-    source, temperature, k0, k1, begin, vocab, TILE: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr
-):
+def _best(source, temperature, k0, k1, begin, vocab, TILE: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr):
     """(score, id) of a chunk's largest logit / temperature + noise, the lowest id on a tie; without noise if greedy."""
     sampled = temperature > 0.0
     temperature = tl.where(sampled, temperature, 1.0)
@@ -280,7 +278,7 @@ def _best(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _row_kernel(  # type: ignore[no-untyped-def]
+def _row_kernel(
     logits,
     source,
     logits_stride,
@@ -320,7 +318,7 @@ def _row_kernel(  # type: ignore[no-untyped-def]
     best = tl.max(value, 0)
     ids = tl.load(winners + row * chunks + chunk, mask=there, other=2147483647)
     token = tl.min(tl.where(there & (value == best), ids, 2147483647), 0)
-    if FILTERED:
+    if FILTERED:  # noqa: SIM102 - known when compiling; the other is not
         if _is_filtered(parameters, vocab):
             temperature = tl.load(parameters).to(tl.float32, bitcast=True)
             masses = tl.load(parts + plane + chunk, mask=there, other=0.0)
@@ -354,7 +352,7 @@ def _row_kernel(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _enter(token, parameters, seen, counts):  # type: ignore[no-untyped-def]
+def _enter(token, parameters, seen, counts):
     """Counts the drawn token, if the slot's request has penalties."""
     repetition = tl.load(parameters + 3).to(tl.float32, bitcast=True)
     presence = tl.load(parameters + 4).to(tl.float32, bitcast=True)

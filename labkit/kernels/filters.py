@@ -22,21 +22,21 @@ from labkit.kernels.jit import jit, tl
 
 
 @jit
-def ordered(x):  # type: ignore[no-untyped-def]
+def ordered(x):
     """float32 -> uint32 in the same order; -0.0 and 0.0 are the same."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
 
 
 @jit
-def unordered(key):  # type: ignore[no-untyped-def]
+def unordered(key):
     """The float32 that `ordered` made this uint32 of."""
     bits = key.to(tl.int32, bitcast=True)
     return (bits ^ (((bits >> 31) ^ -1) | -2147483648)).to(tl.float32, bitcast=True)
 
 
 @jit
-def draw_filtered(  # type: ignore[no-untyped-def]
+def draw_filtered(
     source,
     maxima,
     groups,
@@ -83,7 +83,7 @@ def draw_filtered(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _sure(highest, best, mass, top_p, min_p, top_k, limited, num_groups):  # type: ignore[no-untyped-def]
+def _sure(highest, best, mass, top_p, min_p, top_k, limited, num_groups):
     """A value that the last token kept by top_k, or by top_p alone, is not below."""
     sure = float("-inf") + tl.zeros((), tl.float32)
     keys = ordered(highest)
@@ -110,7 +110,7 @@ def _sure(highest, best, mass, top_p, min_p, top_k, limited, num_groups):  # typ
 
 
 @jit
-def _cut(  # type: ignore[no-untyped-def]
+def _cut(
     source,
     groups,
     count,
@@ -162,7 +162,7 @@ def _cut(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _candidates(source, groups, begin, count, vocab, temperature, GROUP: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _candidates(source, groups, begin, count, vocab, temperature, GROUP: tl.constexpr, TILE: tl.constexpr):
     """TILE tokens of the listed groups, from the begin-th group on, by rising id: ids, values, which of them exist."""
     lane = tl.arange(0, TILE)
     place = begin + lane // GROUP
@@ -173,7 +173,7 @@ def _candidates(source, groups, begin, count, vocab, temperature, GROUP: tl.cons
 
 
 @jit
-def _weigh(source, groups, count, vocab, temperature, best, pivot, GROUP: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _weigh(source, groups, count, vocab, temperature, best, pivot, GROUP: tl.constexpr, TILE: tl.constexpr):
     """How many tokens are at or above the pivot, and their mass."""
     many = tl.zeros((TILE,), tl.int32)
     mass = tl.zeros((TILE,), tl.float32)
@@ -186,7 +186,7 @@ def _weigh(source, groups, count, vocab, temperature, best, pivot, GROUP: tl.con
 
 
 @jit
-def _race(source, groups, count, vocab, temperature, k0, k1, cut, ties, GROUP: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _race(source, groups, count, vocab, temperature, k0, k1, cut, ties, GROUP: tl.constexpr, TILE: tl.constexpr):
     """The largest of value + noise among the tokens that are kept, the lowest id on a tie."""
     best = float("-inf") + tl.zeros((), tl.float32)
     winner = tl.zeros((), tl.int32)

@@ -1,7 +1,7 @@
 """The noise of `sampling`, as functions for Triton kernels: the same 32-bit hash, bit for bit.
 
-One number costs two `mix`, about twenty integer instructions, and then two logarithms of as many again. A row has 150,000
-tokens and one winner, so the logarithms are only taken where a bound says that a winner may be among them:
+One number costs two `mix`, about twenty integer instructions, and then two logarithms of as many again. A row has
+150,000 tokens and one winner, so the logarithms are only taken where a bound says that it may be among them:
 
     noise = -log(-log u),   v = 1 - u,   -log u >= v,   so   noise <= -log v   (and almost equal where noise is large)
 
@@ -16,7 +16,7 @@ from labkit.kernels.jit import jit, tl
 
 
 @jit
-def mix(x):  # type: ignore[no-untyped-def]
+def mix(x):
     """`sampling.mix` in uint32."""
     x = x ^ (x >> 16)
     x = x * 0x7FEB352D
@@ -26,7 +26,7 @@ def mix(x):  # type: ignore[no-untyped-def]
 
 
 @jit
-def row_keys(parameters, position):  # type: ignore[no-untyped-def]
+def row_keys(parameters, position):
     """`sampling.noise_keys` of one row; parameters points at its slot's."""
     choice = tl.load(parameters + 7).to(tl.uint32, bitcast=True)
     low = tl.load(parameters + 8).to(tl.uint32, bitcast=True)
@@ -38,21 +38,21 @@ def row_keys(parameters, position):  # type: ignore[no-untyped-def]
 
 
 @jit
-def noise_bits(k0, k1, ids):  # type: ignore[no-untyped-def]
+def noise_bits(k0, k1, ids):
     """32 random bits for each token id."""
     x = mix(ids.to(tl.uint32) * 0x9E3779B9 + k0)
     return mix(x ^ k1)
 
 
 @jit
-def noise(bits):  # type: ignore[no-untyped-def]
+def noise(bits):
     """Gumbel noise from random bits, as `sampling.gumbel_noise` makes it."""
     u = ((bits >> 9).to(tl.float32) + 0.5) * (2.0**-23)
     return -tl.log(-tl.log(u))
 
 
 @jit
-def noise_bound(bits, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
+def noise_bound(bits, FAST: tl.constexpr):
     """Not below `noise` by more than 1e-4."""
     # 23 bits become the fraction of a float in [1, 2); subtracting all but half a step leaves v = 1 - u, exactly.
     v = (((bits ^ 0xFFFFFFFF) >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - (1.0 - 2.0**-24)

@@ -97,7 +97,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps
 
 
 @jit
-def _rms_norm_kernel(  # type: ignore[no-untyped-def]
+def _rms_norm_kernel(
     x,
     residual,
     weight,
