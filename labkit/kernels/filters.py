@@ -22,6 +22,16 @@ from labkit.kernels.jit import jit, tl
 
 
 @jit
+def is_filtered(parameters, vocab):
+    """Whether the slot's row draws among some of the tokens only."""
+    temperature = tl.load(parameters).to(tl.float32, bitcast=True)
+    top_p = tl.load(parameters + 1).to(tl.float32, bitcast=True)
+    min_p = tl.load(parameters + 2).to(tl.float32, bitcast=True)
+    top_k = tl.load(parameters + 6)
+    return (temperature > 0.0) & ((top_p < 1.0) | (min_p > 0.0) | ((top_k > 0) & (top_k < vocab)))
+
+
+@jit
 def ordered(x):
     """float32 -> uint32 in the same order; -0.0 and 0.0 are the same."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from labkit.kernels import activation, draw, linear, rms_norm, sampling
+from labkit.kernels import activation, draw, gumbel, linear, rms_norm, sampling
 from labkit.kernels.jit import interpreted, jit, tl, triton
 
 from .draws import Wishes, changed, defined, parameters
@@ -106,9 +106,9 @@ def logits_of(rows: int, vocab: int, kind: str) -> Tensor:
 @jit
 def _noise_bits_kernel(table, positions, out, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
-    k0, k1 = draw.row_keys(table + row * 10, tl.load(positions + row))
+    k0, k1 = gumbel.row_keys(table + row * 10, tl.load(positions + row))
     ids = tl.arange(0, COUNT)
-    tl.store(out + row * COUNT + ids, draw.noise_bits(k0, k1, ids).to(tl.int32, bitcast=True))
+    tl.store(out + row * COUNT + ids, gumbel.noise_bits(k0, k1, ids).to(tl.int32, bitcast=True))
 
 
 def test_noise_is_the_same_bit_for_bit() -> None:
@@ -128,8 +128,8 @@ def test_noise_is_the_same_bit_for_bit() -> None:
 def _bound_kernel(bits, exact, bound, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
     word = tl.load(bits + place).to(tl.uint32, bitcast=True)
-    tl.store(exact + place, draw.noise(word))
-    tl.store(bound + place, draw.noise_bound(word, False))
+    tl.store(exact + place, gumbel.noise(word))
+    tl.store(bound + place, gumbel.noise_bound(word, False))
 
 
 def test_the_bound_of_the_noise_holds() -> None:
