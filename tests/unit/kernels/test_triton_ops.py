@@ -152,8 +152,8 @@ def test_draws_are_those_of_the_definition(
     # Small pieces, so that a small row has several of each.
     monkeypatch.setattr(draw, "TILE", 256)
     monkeypatch.setattr(draw, "TILES", 2)
-    monkeypatch.setattr(draw, "GROUP_TILE", 256)
-    rows = 7
+    monkeypatch.setattr(draw, "GROUP_TILE", 512)
+    rows = 4
     table = parameters(wishes(rows, filtered))
     slots, positions = torch.randperm(rows).int(), torch.randint(0, 9999, (rows,)).int()
     logits = logits_of(rows, vocab, kind)
