@@ -83,7 +83,7 @@ class Runner:
         width = -(-max_model_len // self.block_size)
         self._block_tables = torch.zeros(config.max_num_seqs, width, dtype=torch.int32, device=device)
         self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int32, device=device)
-        self._sampler = Sampler(config.max_num_seqs, shape.vocab_size, device)
+        self._sampler = Sampler(config.max_num_seqs, shape.vocab_size, device, fused=model.backend == "triton")
         self._staging = torch.empty(0, dtype=torch.int32)
         # When the GPU has read the staging buffer: a step that draws nothing does not wait for it otherwise.
         self._copied = torch.cuda.Event() if device.type == "cuda" else None

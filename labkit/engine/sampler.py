@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from labkit.engine.request import Chunk, Sequence, TokenLogprobs
-from labkit.kernels import sampling
+from labkit.kernels import draw, sampling
 
 NUM_PARAMETERS = 10
 SAMPLED, FILTERED, PENALISED, ADJUSTED, LOGPROBS = 1, 2, 4, 8, 16  # what a slot's request needs
@@ -43,9 +43,14 @@ class DrawPlan:
 
 
 class Sampler:
-    """Sampling parameters and token counts of all slots."""
+    """Sampling parameters and token counts of all slots.
 
-    def __init__(self, slots: int, vocab_size: int, device: torch.device):
+    Args:
+        fused: whether `kernels.draw` does everything at once, in Triton; else `kernels.sampling`, kind by kind.
+    """
+
+    def __init__(self, slots: int, vocab_size: int, device: torch.device, fused: bool = False):
+        self.fused = fused
         self.slots = slots
         self.vocab_size = vocab_size
         self.device = device
@@ -109,6 +114,8 @@ class Sampler:
         Returns:
             [S] int64
         """
+        if self.fused:
+            return self._draw_fused(logits, plan, slots, positions, adjustments)
         if plan.needs & (ADJUSTED | PENALISED):
             logits = self._change(logits.clone(), plan, slots, adjustments, penalised)
         if not plan.needs & (SAMPLED | FILTERED):
@@ -122,6 +129,17 @@ class Sampler:
             self._counts.index_put_(where, torch.ones_like(penalised), accumulate=True)
             self._seen.index_put_(where, torch.ones_like(penalised, dtype=torch.bool))
         return tokens
+
+    def _draw_fused(
+        self, logits: Tensor, plan: DrawPlan, slots: Tensor, positions: Tensor, adjustments: Tensor
+    ) -> Tensor:
+        changes = draw.Changes()
+        if adjustments.shape[1]:
+            changes.adjustments = adjustments
+        if plan.needs & PENALISED:
+            changes.seen, changes.counts = self._seen, self._counts
+        filtered = bool(plan.needs & FILTERED)
+        return draw.draw(logits, self._parameters, slots, positions, filtered=filtered, changes=changes)[0]
 
     def _change(self, logits: Tensor, plan: DrawPlan, slots: Tensor, adjustments: Tensor, penalised: Tensor) -> Tensor:
         """Bias, bans of min_tokens, and penalties, in place."""

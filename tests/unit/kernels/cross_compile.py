@@ -20,10 +20,23 @@ from torch import Tensor
 from triton.backends.compiler import BaseBackend, GPUTarget
 from triton.compiler import ASTSource
 
-from labkit.kernels import decode_attention, prefill_attention, qkv_rope, tiles
+from labkit.kernels import (
+    activation,
+    decode_attention,
+    draw,
+    launch,
+    linear,
+    prefill_attention,
+    qkv_rope,
+    rms_norm,
+    tiles,
+)
+
+from .draws import Wishes, parameters
 
 LIMITS = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 90: 227 << 10}  # bytes of shared memory a program may have
 TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+TYPES[torch.bool] = "i1"
 
 
 class Compiled:
@@ -35,7 +48,9 @@ class Compiled:
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return self.launch
 
-    def launch(self, *args: Any, num_warps: int = 4, num_stages: int = 3, **constants: Any) -> None:
+    def launch(
+        self, *args: Any, num_warps: int = 4, num_stages: int = 3, launch_pdl: bool = False, **constants: Any
+    ) -> None:
         names = self.kernel.arg_names
         values = dict(zip(names, args, strict=False)) | constants
         signature, attributes = {}, {}
@@ -47,9 +62,10 @@ class Compiled:
             elif isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
                 attributes[(index,)] = BaseBackend.parse_attr("D")
         source = ASTSource(self.kernel, signature, {name: constants[name] for name in constants}, attributes)
-        options = {"num_warps": num_warps, "num_stages": num_stages}
+        options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl}
         compiled = triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=options)
         assert compiled.asm["cubin"]
+        assert ("griddepcontrol" in compiled.asm["ptx"]) == launch_pdl
         self.report(self.kernel.__name__, compiled.metadata.shared)
 
 
@@ -70,7 +86,8 @@ def compiling_for(capability: int, where: str) -> Iterator[None]:
     chip = (capability >= 80, LIMITS[capability])
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(tiles, "_chip", lambda device: chip))
-        for module in (decode_attention, prefill_attention, qkv_rope):
+        stack.enter_context(mock.patch.object(launch, "_can_launch_early", lambda device: capability >= 90))
+        for module in (decode_attention, prefill_attention, qkv_rope, rms_norm, activation, linear, draw):
             for name in [name for name in vars(module) if name.endswith("_kernel")]:
                 kernel = Compiled(getattr(module, name), capability, report)
                 stack.enter_context(mock.patch.object(module, name, kernel))
@@ -93,12 +110,34 @@ def launch_attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: in
         prefill_attention.prefill_attention(q, pool, pool, prompts, window=20)
 
 
+def launch_pointwise(dtype: torch.dtype) -> None:
+    x, weight = torch.zeros(3, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype)
+    rms_norm.rms_norm_triton(x, weight, 1e-6)
+    rms_norm.rms_norm_triton(torch.zeros(3, 4, 80, dtype=dtype), weight[:80], 1e-6)
+    rms_norm.add_rms_norm_triton(x, x, weight, 1e-6)
+    activation.silu_mul_triton(x)
+    linear.gemv(x, x)
+    linear.gemv(x[:1, :576], torch.zeros(7, 576, dtype=dtype), weight[:7])
+    linear.gemv(torch.zeros(8, 14336, dtype=dtype), torch.zeros(1, 14336, dtype=dtype))
+
+
+def launch_sampling(dtype: torch.dtype) -> None:
+    table, slots = parameters([Wishes(), Wishes()]), torch.arange(2, dtype=torch.int32)
+    logits, counts = torch.zeros(2, 151_936, dtype=dtype), torch.zeros(2, 151_936, dtype=torch.int32)
+    draw.draw(logits, table, slots, slots, filtered=False)
+    changes = draw.Changes(torch.zeros(3, 2, dtype=torch.int32), counts.bool(), counts)
+    draw.draw(logits, table, slots, slots, logprobs=True, changes=changes)
+
+
 def main(capabilities: list[int]) -> None:
     for capability in capabilities:
         half = torch.float16 if capability < 80 else torch.bfloat16
         for dtype, *shape in ((half, 16, 8, 128), (half, 7, 1, 80), (half, 8, 2, 256), (torch.float32, 8, 2, 256)):
             with compiling_for(capability, f"{dtype}, heads {shape}"):
                 launch_attention(dtype, *shape)
+        with compiling_for(capability, str(half)):
+            launch_pointwise(half)
+            launch_sampling(half)
 
 
 if __name__ == "__main__":
