@@ -116,7 +116,8 @@ def _split_length(tokens, SPLIT: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.co
     return tl.cdiv(tl.cdiv(tokens, SPLITS), TILE) * TILE
 
 
-@jit
+# The tables' width changes from step to step; whether it is a multiple of 16 is not worth another compilation.
+@jit(do_not_specialize=["tables_seq"])
 def decode_kernel(
     q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, out_ptr, partial_ptr, lse_ptr,
     scale, q_seq, q_head, k_block, k_token, k_head, v_block, v_token, v_head, tables_seq, out_seq, out_head,
