@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from labkit.kernels.jit import jit, tl
+from labkit.kernels.launch import dependent
 from labkit.kernels.tiles import LOG2_E, DecodeTile, decode_tile, power_of_two
 
 PROGRAMS = 512  # that fill a GPU of 132 multiprocessors
@@ -89,12 +90,13 @@ def decode_attention(
         head_dim**-0.5 * LOG2_E, *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
         block_tables.stride(0), *out.stride()[:2],
         B=k_cache.shape[1], G=heads // kv_heads, ROWS=tile.rows, ROW_BLOCKS=row_blocks, DOT=tile.dot, **shared,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **dependent(q.device),
     )  # fmt: skip
     if splits > 1:
         merge_kernel[(heads, sequences)](
-            partial, lse, context_lens, out, *out.stride()[:2], H=heads, MERGE=MERGE, **shared, num_warps=4
-        )
+            partial, lse, context_lens, out, *out.stride()[:2], H=heads, MERGE=MERGE, **shared, num_warps=4,
+            **dependent(q.device),
+        )  # fmt: skip
     return out
 
 
@@ -116,15 +118,19 @@ def _split_length(tokens, SPLIT: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.co
     return tl.cdiv(tl.cdiv(tokens, SPLITS), TILE) * TILE
 
 
-@jit
+# The tables' width changes from step to step; whether it is a multiple of 16 is not worth another compilation.
+@jit(do_not_specialize=["tables_seq"])
 def decode_kernel(
     q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, out_ptr, partial_ptr, lse_ptr,
     scale, q_seq, q_head, k_block, k_token, k_head, v_block, v_token, v_head, tables_seq, out_seq, out_head,
     WINDOW: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
     DP: tl.constexpr, B: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, ROW_BLOCKS: tl.constexpr,
-    DOT: tl.constexpr,
+    DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (K × blocks of query heads, S, splits): heads first, because they read neighbouring bytes."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     kv_head = (tl.program_id(0) // ROW_BLOCKS).to(tl.int64)
     seq = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
@@ -182,9 +188,12 @@ def decode_kernel(
 def merge_kernel(
     partial_ptr, lse_ptr, lens_ptr, out_ptr, out_seq, out_head,
     WINDOW: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
-    DP: tl.constexpr, H: tl.constexpr, MERGE: tl.constexpr,
+    DP: tl.constexpr, H: tl.constexpr, MERGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (H, S): one head of one sequence. Always MERGE splits at a time, so that sums keep their order."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     head = tl.program_id(0)
     seq = tl.program_id(1).to(tl.int64)
     context = tl.load(lens_ptr + seq)

@@ -147,7 +147,8 @@ def _attend(
     return best, total, acc
 
 
-@jit
+# The tables' width changes from step to step; whether it is a multiple of 16 is not worth another compilation.
+@jit(do_not_specialize=["tables_seq"])
 def prefill_kernel(
     q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, lens_ptr, tiles_ptr, out_ptr,
     scale, q_token, q_head, k_block, k_token, k_head, v_block, v_token, v_head, tables_seq, out_token, out_head,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from labkit.kernels import attention, rms_norm, rope
 from labkit.kernels.jit import jit, tl
+from labkit.kernels.launch import dependent
 from labkit.kernels.tiles import power_of_two
 
 HEADS = 8  # that a program takes: always as many, so that the sums of a norm keep their order
@@ -83,6 +84,7 @@ def norm_rope_store_triton(
         q, k_cache, v_cache, eps, qkv.stride(0), *k_cache.stride()[:3], *v_cache.stride()[:3],
         NORM=q_norm is not None and k_norm is not None, H=heads, K=kv_heads, D=head_dim, B=k_cache.shape[1],
         HEADS=HEADS, HALF=power_of_two(head_dim // 2), num_warps=4 if head_dim > 64 else 2,
+        **dependent(qkv.device),
     )  # fmt: skip
     return q
 
@@ -92,9 +94,12 @@ def norm_rope_store_kernel(
     qkv_ptr, positions_ptr, cos_sin_ptr, slots_ptr, q_norm_ptr, k_norm_ptr, q_ptr, k_ptr, v_ptr,
     eps, qkv_token, k_block, k_token, k_head, v_block, v_token, v_head,
     NORM: tl.constexpr, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, B: tl.constexpr, HEADS: tl.constexpr,
-    HALF: tl.constexpr,
+    HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (T, blocks of heads): the two halves of HEADS heads of one token, as two tiles [HEADS, D/2]."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     d = tl.arange(0, HALF)

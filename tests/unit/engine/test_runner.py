@@ -70,7 +70,7 @@ def prompts(*lengths: int) -> list[list[int]]:
     return [torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in lengths]
 
 
-@pytest.mark.parametrize("kernels", ["torch", "triton"])
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("triton", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_chunks_and_ragged_decodes_agree_with_transformers(name: str, kernels: str) -> None:
     """Prompts of several lengths in pieces of several sizes, in the same steps as the decodes of others."""

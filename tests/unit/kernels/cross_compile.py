@@ -59,6 +59,8 @@ class Compiled:
             signature[name] = "constexpr" if self.kernel.params[index].is_constexpr else type_of(value)
             if signature[name] == "constexpr":
                 constants[name] = value
+            elif self.kernel.params[index].do_not_specialize:
+                continue
             elif isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
                 attributes[(index,)] = BaseBackend.parse_attr("D")
         source = ASTSource(self.kernel, signature, {name: constants[name] for name in constants}, attributes)
