@@ -87,14 +87,11 @@ def kernels(
 
     from labkit.bench.kernels import measure
     from labkit.bench.record import write_json
-    from labkit.kernels.backend import resolve_device
 
-    found = resolve_device(device)
-    (out or RECORDED / "x").parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes of measuring
-    record = measure(found, ["labkit", *sys.argv[1:]], lambda line: typer.echo(line))
+    record = measure(torch.device(device), ["labkit", *sys.argv[1:]], typer.echo)
     path = out or _free_name(RECORDED, record)
     write_json(record, path)
-    typer.echo(f"wrote {path} ({torch.cuda.get_device_name(found)})", err=True)
+    typer.echo(f"wrote {path}", err=True)
 
 
 @app.command()

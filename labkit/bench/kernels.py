@@ -8,7 +8,6 @@ Inputs are random and take turns, so that together they do not fit in the L2 cac
 from __future__ import annotations
 
 import datetime
-import importlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from torch.nn import functional
 
 from labkit.bench.machine import Machine, describe_machine
 from labkit.errors import LabkitError
-from labkit.kernels import activation, draw, linear, rms_norm, sampling
+from labkit.kernels import activation, backend, draw, linear, rms_norm, sampling
 from labkit.kernels.jit import triton
 
 SCHEMA = 1
@@ -76,10 +75,9 @@ def measure(device: torch.device, command: list[str], say: Callable[[str], None]
     Raises:
         LabkitError: the device is no GPU, or there is no Triton.
     """
-    if device.type != "cuda":
-        raise LabkitError("labkit bench kernels measures a CUDA GPU, and PyTorch finds none here")
-    if triton is None:
-        raise LabkitError("labkit bench kernels needs Triton, and it is not installed")
+    from labkit.bench.attention_kernels import attention_rows  # which imports this module
+
+    device = _gpu(device)
     torch.manual_seed(0)
     machine = describe_machine()
     with torch.inference_mode(), torch.cuda.device(device):
@@ -89,11 +87,21 @@ def measure(device: torch.device, command: list[str], say: Callable[[str], None]
         for case in itertools.chain(pointwise_cases(device), linear_cases(device), sampling_cases(device)):
             rows.append(_run(case, copied))
             say(line(rows[-1]))
-        for row in _attention_rows(device, copied):
+        for row in attention_rows(device, copied):
             rows.append(row)
             say(line(row))
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return KernelRecord(SCHEMA, "kernels", now, command, machine, str(device), copied / 1e9, rows)
+
+
+def _gpu(device: torch.device) -> torch.device:
+    """The device, if these kernels can run there."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        raise LabkitError("labkit bench kernels measures a CUDA GPU, and PyTorch finds none here")
+    reason = backend.unavailable("triton", device)
+    if reason is not None:
+        raise LabkitError(f"labkit bench kernels measures Triton kernels, and there are none here: {reason}")
+    return backend.resolve_device(str(device))
 
 
 def line(row: KernelRow) -> str:
@@ -113,7 +121,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 def median_us(function: Callable[[], object]) -> float:
     """Median time of one call, replayed from a CUDA graph: what the device needs, not what Python does."""
-    return float(triton.testing.do_bench_cudagraph(function, rep=50, return_mode="median")) * 1e3
+    return float(triton.testing.do_bench_cudagraph(function, rep=20, return_mode="median")) * 1e3
 
 
 def in_turn(function: Callable[..., object], sets: list[tuple[Tensor, ...]]) -> float:
@@ -248,12 +256,3 @@ def _sampling_case(
         )
 
     return Case(name, f"{rows} x {VOCAB}", dtype, rows * VOCAB * dtype.itemsize, inputs, ours, reference)
-
-
-def _attention_rows(device: torch.device, copied: float) -> list[KernelRow]:
-    """Attention's rows, if its measurement is there."""
-    try:
-        module = importlib.import_module("labkit.bench.attention_kernels")
-    except ModuleNotFoundError:
-        return []
-    return list(module.attention_rows(device, copied))
