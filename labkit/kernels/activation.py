@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from labkit.kernels import backend, native
 from labkit.kernels.jit import jit, tl, triton
 from labkit.kernels.launch import dependent
 
@@ -22,8 +23,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         gate_up: [T, 2F], the gate's columns first. Overwritten.
 
     Returns:
-        [T, F], a view of the gate's columns
+        [T, F]
     """
+    if backend.on_cpp(gate_up):
+        return native.silu_mul(gate_up)
+    if backend.on_triton():
+        return silu_mul_triton(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate, inplace=True).mul_(up)
 

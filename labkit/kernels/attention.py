@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from labkit.kernels import backend, native
 from labkit.kernels.prefill_attention import Prompts
 
 CPU_PIECE = 128  # queries that causal attention takes at once: 512 tokens cost 6.3 ms instead of 8.1
@@ -121,6 +122,8 @@ def decode_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, window: int | None = None
 ) -> Tensor:
     """One token for each sequence against everything in its blocks; q and the result are [S, H, D]."""
+    if backend.on_cpp(q, k_cache):
+        return native.decode_attention(q, k_cache, v_cache, batch.block_tables, batch.context_lens, window)
     sequences, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
     padded = batch.block_tables.shape[1] * k_cache.shape[1]

@@ -1,7 +1,10 @@
 """Devices, number formats and kernel backends: what this machine can run, and what is picked.
 
-Three backends are planned for every operation: ``torch`` (the reference that defines it, on any device), ``triton``
-and ``cuda``. The last is not there yet; asking for it says so.
+An operation has up to four versions: ``torch`` (the reference that defines it, on any device), ``triton``, ``cuda``
+(not there yet; asking for it says so) and ``cpp``, what "auto" means for float32 on a CPU with a C++ compiler.
+
+The function that everybody calls picks: it asks `on_cpp` and `on_triton`, hands over if one says yes, and is itself the
+``torch`` version. So a lesson that replaces the function replaces all of them.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from labkit.errors import KernelError, ModelError
+from labkit.kernels import native
 from labkit.kernels.jit import interpreted, triton
 
 BACKENDS = ("torch", "triton", "cuda")
@@ -19,6 +23,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 BFLOAT16_SINCE = (8, 0)  # compute capability (Ampere); older GPUs only emulate it, slowly
 TRITON_SINCE = (7, 5)  # compute capability (Turing)
 MAX_HEAD_DIM = 256  # what attention keeps in registers and shared memory
+
+current = "torch"  # the version that operations use now: the one global choice, made by the decoder for each pass
 
 
 @dataclass(frozen=True)
@@ -112,12 +118,14 @@ def unavailable(
 def choose(kernels: str, device: torch.device, dtype: torch.dtype | None = None, head_dim: int | None = None) -> str:
     """The backend that `kernels` of the configuration means on this device.
 
-    `auto` is the last of `BACKENDS` that can run; on a CPU always torch.
+    `auto` is the last of `BACKENDS` that can run; on a CPU cpp for float32 if it can be built, otherwise torch.
 
     Raises:
         KernelError: a backend is forced that cannot run here, with the reason.
     """
     if kernels == "auto":
+        if device.type == "cpu" and dtype == torch.float32 and native.missing() is None:
+            return "cpp"
         names = reversed(BACKENDS) if device.type == "cuda" else ("torch",)
         return next(name for name in names if unavailable(name, device, dtype, head_dim) is None)
     if kernels not in BACKENDS:
@@ -126,6 +134,22 @@ def choose(kernels: str, device: torch.device, dtype: torch.dtype | None = None,
     if reason is not None:
         raise KernelError(f"kernels is {kernels!r}, but {reason}; use kernels='torch' or 'auto'")
     return kernels
+
+
+def use(name: str) -> None:
+    """Make the operations use this version, of `choose`, from now on."""
+    global current
+    current = name
+
+
+def on_cpp(*tensors: torch.Tensor) -> bool:
+    """Whether an operation on these goes to C++."""
+    return current == "cpp" and all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+
+
+def on_triton() -> bool:
+    """Whether an operation goes to Triton."""
+    return current == "triton"
 
 
 def has_tensor_cores(device: torch.device) -> bool:

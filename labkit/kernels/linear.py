@@ -1,17 +1,27 @@
 """x Wᵀ + b, in whichever form the machine does fastest for this number of rows.
 
-On a CPU the two ways to write the same product differ. With X [T, I] and W [O, I] a BLAS library can take X Wᵀ, or
-W Xᵀ and give back the transpose of it. For a few rows the second is faster: the big matrix is then the left operand,
-which is streamed from memory once, while the small one stays in the cache. Milliseconds for all layer matrices of a
-135M-parameter model (Intel Xeon, AVX-512, MKL, one thread, float32):
+A decode step has a row for each sequence, and its time is the time to read W. C++ of our own (csrc/linear.cpp) does
+that up to 16 rows. Beyond, a BLAS library is faster, and on a CPU the two ways to write the product differ: with
+X [T, I] and W [O, I] it can be X Wᵀ, or W Xᵀ given back as its transpose. Milliseconds for all layer matrices of a
+135M-parameter model (Intel Xeon, AVX-512, MKL, two threads, float32):
 
-    rows     1     2     4     8    16    64   512
-    X Wᵀ    39    46    70    95   119   239  1160
-    W Xᵀ    41    76    74    78    81   207  1044
+    rows        1     2     4     8    12    16
+    C++        20    19    23    27    34    45
+    X Wᵀ       21    21    39    49    60    67
+    W Xᵀ       20    34    39    40    41    41
 
-From some hundred rows on they do the same work, and X Wᵀ leaves its result the way attention wants it.
+With hundreds of rows W Xᵀ is still ahead by up to a tenth, but its result lies column by column in memory. So there it
+is taken only for who asks for it with `any_layout`.
 
-On a GPU one to eight rows have a kernel of their own (`gemv`).
+On a GPU cuBLAS pads a few rows to a tile of 64 or more for its tensor cores, and leaves the memory idle at both ends of
+each kernel. `gemv` keeps it busy across them, as long as its multiplications keep up. Microseconds on an H200, bfloat16,
+gemv / cuBLAS, for the layers of Qwen3-0.6B (millions of weights):
+
+    rows   output 2.1   down 3.1     qkv 4.2     gate, up 6.3   lm_head 156
+    1      2.6 / 12.8   3.2 / 7.6    2.8 / 4.8   3.5 / 6.0       70 / 78
+    2      3.0 / 12.9   4.0 / 7.7    3.9 / 5.2   5.2 / 5.9       72 / 79
+    4      4.0 /  8.4   5.7 / 7.7    4.8 / 5.2   8.5 / 5.9       96 / 79
+    8      8.4 /  5.8  11.9 / 7.7    7.4 / 5.2  13.9 / 5.8      161 / 80
 
 Letters: T rows, I inputs, O outputs.
 """
@@ -22,43 +32,47 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from labkit.kernels import backend, native
 from labkit.kernels.jit import jit, tl, triton
 from labkit.kernels.launch import dependent
 from labkit.kernels.tiles import power_of_two
 
-FEW_ROWS = range(4, 65)  # where a CPU takes W Xᵀ
-GEMV_ROWS = 8  # up to which a GPU takes `gemv`
+CPP_ROWS = range(1, 13)  # where C++ is ahead
+FEW_ROWS = range(4, 65)  # where W Xᵀ is ahead on a CPU, the cost of its layout included
+GEMV_ROWS, GEMV_SMALL_ROWS = 2, 4  # up to which a GPU takes `gemv`: for any weights, for a small matrix
+GEMV_SMALL = 1 << 22  # weights of a small matrix
 WHOLE_ROW = 8192  # weights of one output that a program loads at once; longer rows in steps of 1024
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, any_layout: bool = False) -> Tensor:
     """A linear layer.
 
     Args:
         x: [T, I]
         weight: [O, I]
         bias: [O]
+        any_layout: the result may be a transposed view, also where that does not pay by itself.
 
     Returns:
-        [T, O]; for few rows on a CPU as a transposed view.
+        [T, O]; for few rows on a CPU it may be a transposed view.
     """
-    if x.device.type != "cpu" or x.shape[0] not in FEW_ROWS:
+    rows = x.shape[0]
+    if rows in CPP_ROWS and backend.on_cpp(x, weight):
+        return native.linear(x, weight, bias)
+    if backend.on_triton() and _suits_gemv(x, weight):
+        return gemv(x, weight, bias)
+    if x.device.type != "cpu" or not (rows in FEW_ROWS or (any_layout and rows > 1)):
         return functional.linear(x, weight, bias)
     if bias is None:
         return torch.mm(weight, x.t()).t()
     return torch.addmm(bias.unsqueeze(1), weight, x.t()).t()
 
 
-def linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`linear` on a GPU: the kernel below for a few rows, cuBLAS for many.
-
-    A few rows are bound by reading the weights, W [O, I], once. cuBLAS pads them to a tile of 64 or more for its
-    tensor cores and leaves the memory idle at both ends of each kernel; this one keeps it busy across them.
-    """
+def _suits_gemv(x: Tensor, weight: Tensor) -> bool:
+    """Whether `gemv` can do it and is ahead of cuBLAS."""
+    most = GEMV_SMALL_ROWS if weight.numel() <= GEMV_SMALL else GEMV_ROWS
     possible = x.numel() > 0 and x.stride(-1) == 1 and weight.is_contiguous()
-    if possible and x.shape[0] <= GEMV_ROWS and x.device.type == "cuda":  # Triton's interpreter would take minutes
-        return gemv(x, weight, bias)
-    return functional.linear(x, weight, bias)
+    return possible and x.shape[0] <= most and x.device.type == "cuda"  # Triton's interpreter would take minutes
 
 
 def gemv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

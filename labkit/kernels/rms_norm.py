@@ -1,6 +1,6 @@
 """RMSNorm, alone and with the residual stream's addition (Zhang & Sennrich 2019, arXiv:1910.07467).
 
-`rms_norm` and `add_rms_norm` are the definition; their namesakes below do the same in Triton, in one pass over memory.
+`rms_norm` and `add_rms_norm` hold the definition; their namesakes below do the same in Triton, in one pass over memory.
 
 Letters: T tokens, E width, H heads, D head size (Qwen3 normalises each head).
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from labkit.kernels import backend, native
 from labkit.kernels.jit import jit, tl, triton
 from labkit.kernels.launch import dependent
 from labkit.kernels.tiles import power_of_two
@@ -28,6 +29,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         [..., E], of x's type; a new tensor.
     """
+    if x.dim() == 2 and backend.on_cpp(x, weight):
+        return native.rms_norm(x, weight, eps)
+    if backend.on_triton():
+        return rms_norm_triton(x, weight, eps)
     wide = x.float()
     # The norm of a row is one pass over memory; squaring, then a mean, would be two.
     mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1])
@@ -45,6 +50,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     Returns:
         (normalised, residual + x), both [T, E]
     """
+    if backend.on_cpp(x, residual, weight):
+        return native.add_rms_norm(x, residual, weight, eps)
+    if backend.on_triton():
+        return add_rms_norm_triton(x, residual, weight, eps)
     residual.add_(x)
     return rms_norm(residual, weight, eps), residual
 

@@ -25,8 +25,8 @@ import subprocess
 import sys
 
 if "google.colab" in sys.modules and importlib.util.find_spec("labkit") is None:
-    clone = ["git", "clone", "--quiet", "--depth=1", "--branch={TAG}", "{REPOSITORY}", "/content/labkit"]
-    subprocess.run(clone, check=True)
+    clone = "git clone --quiet --depth=1 --branch={TAG} {REPOSITORY} /content/labkit"
+    subprocess.run(clone.split(), check=True)
     subprocess.run([sys.executable, "/content/labkit/labkit/lab/colab.py"], check=True)
     sys.path.insert(0, "/content/labkit")
 """

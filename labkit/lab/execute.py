@@ -15,6 +15,8 @@ from typing import Any
 import nbclient
 import nbformat
 
+from labkit.lab.widgets.stepper import FALLBACK_CLASS
+
 LARGEST = 500_000  # bytes of a notebook with its outputs
 LIVE = "application/vnd.jupyter.widget-view+json"
 CELL_SECONDS = 120
@@ -35,6 +37,13 @@ def strip_live(notebook: Any) -> None:
         cell.metadata.pop("execution", None)
         for output in cell.get("outputs", []):
             output.get("data", {}).pop(LIVE, None)
+        if "outputs" in cell:
+            cell.outputs = [output for output in cell.outputs if not is_fallback(output)]
+
+
+def is_fallback(output: Any) -> bool:
+    """The hidden picture that stands in for a live widget; without a live one it has nothing to do."""
+    return FALLBACK_CLASS in output.get("data", {}).get("text/html", "")
 
 
 def settle(notebook: Any) -> None:

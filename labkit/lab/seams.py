@@ -62,4 +62,4 @@ def swap(seam: str, fn: Callable[..., Any]) -> Iterator[Swap]:
 def original(seam: str) -> Callable[..., Any]:
     """The engine's own function behind a seam."""
     module_name, attribute = SEAMS[seam].split(":")
-    return getattr(importlib.import_module(module_name), attribute)  # type: ignore[no-any-return]
+    return getattr(importlib.import_module(module_name), attribute)

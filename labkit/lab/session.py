@@ -20,7 +20,8 @@ from labkit.lab.machine import Machine
 from labkit.lab.plain import PlainModel
 from labkit.lab.roofline import Roofline
 from labkit.lab.source import Source
-from labkit.models.sources import cache_folder, known_models
+from labkit.models.sources import known_models
+from labkit.paths import cache_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,7 +93,7 @@ class Lab:
         """A matplotlib figure with words for those who cannot see it."""
         return pictures.show(fig, alt)
 
-    def style(self) -> dict[str, Any]:
+    def style(self) -> dict[Any, Any]:
         """matplotlib settings for `matplotlib.rc_context`."""
         return pictures.style()
 

@@ -41,7 +41,7 @@ def figure(svg: str, alt: str) -> str:
     return f'<figure><img alt="{text}" src="data:image/svg+xml;base64,{data}" style="max-width:100%"></figure>'
 
 
-def style() -> dict[str, Any]:
+def style() -> dict[Any, Any]:
     """matplotlib's settings for the lessons; `with matplotlib.rc_context(lab.style()):`"""
     from cycler import cycler
 

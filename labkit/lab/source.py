@@ -8,9 +8,31 @@ import textwrap
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pygments
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+from pygments.style import Style
+from pygments.token import Comment, Keyword, Name, Number, String
+
 import labkit
 
 ROOT = Path(labkit.__file__).resolve().parent.parent
+
+
+class BothThemes(Style):
+    """Mid-tones: they stand out from white and from near-black."""
+
+    styles: ClassVar = {
+        Comment: "italic #7d7d7d",
+        Keyword: "bold #8c6bd1",
+        Name.Builtin: "#2f86c4",
+        Name.Function: "bold #2f86c4",
+        Name.Class: "bold #2f86c4",
+        Name.Decorator: "#8c6bd1",
+        Number: "#b9770e",
+        String: "#2a9261",
+        String.Doc: "italic #7d7d7d",
+    }
 
 
 class Source:
@@ -44,35 +66,7 @@ class Source:
 
 
 def highlight(code: str) -> str:
-    """HTML in colours that can be read on a light and on a dark page; plain if Pygments is not there."""
-    try:
-        from pygments import highlight as colour
-        from pygments.formatters import HtmlFormatter
-        from pygments.lexers import PythonLexer
-    except ImportError:
-        return f"<pre>{html.escape(code)}</pre>"
+    """HTML in colours that can be read on a light and on a dark page."""
     # Inline colours: a page that does not trust the notebook drops <style>.
-    formatter = HtmlFormatter(noclasses=True, style=_style(), nobackground=True)
-    return str(colour(code, PythonLexer(), formatter))
-
-
-def _style() -> Any:
-    from pygments.style import Style
-    from pygments.token import Comment, Keyword, Name, Number, String
-
-    class BothThemes(Style):
-        """Mid-tones: 4:1 or better on white and on near-black."""
-
-        styles: ClassVar = {
-            Comment: "italic #7d7d7d",
-            Keyword: "bold #8c6bd1",
-            Name.Builtin: "#2f86c4",
-            Name.Function: "bold #2f86c4",
-            Name.Class: "bold #2f86c4",
-            Name.Decorator: "#8c6bd1",
-            Number: "#b9770e",
-            String: "#2a9261",
-            String.Doc: "italic #7d7d7d",
-        }
-
-    return BothThemes
+    formatter = HtmlFormatter(noclasses=True, style=BothThemes, nobackground=True)
+    return str(pygments.highlight(code, PythonLexer(), formatter))

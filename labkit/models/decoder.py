@@ -71,63 +71,63 @@ class Decoder:
         Returns:
             Hidden states [T, E], normalised, ready for `logits`.
         """
+        backend.use(self.backend)
+        eps = self.config.rms_norm_eps
         residual = functional.embedding(batch.token_ids, self.weights.embedding)
-        x = self._norm(residual, self.weights.layers[0].input_norm)
+        x = rms_norm.rms_norm(residual, self.weights.layers[0].input_norm, eps)
         for index, layer in enumerate(self.weights.layers):
             x = self._attention(x, layer, index, batch, kv_cache[index])
-            x, residual = self._add_norm(x, residual, layer.post_attention_norm)
+            x, residual = rms_norm.add_rms_norm(x, residual, layer.post_attention_norm, eps)
             x = self._mlp(x, layer)
             following = self.weights.layers[index + 1].input_norm if index + 1 < len(kv_cache) else self.weights.norm
-            x, residual = self._add_norm(x, residual, following)
+            x, residual = rms_norm.add_rms_norm(x, residual, following, eps)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every token of the vocabulary: [rows, E] -> [rows, V] float32."""
-        return self._linear(hidden, self.weights.lm_head).float()
+        """Scores of every token of the vocabulary: [rows, E] -> [rows, V], of the weights' type."""
+        backend.use(self.backend)
+        return linear.linear(hidden, self.weights.lm_head)
 
     def _attention(self, x: Tensor, layer: LayerWeights, index: int, batch: DecoderBatch, kv_cache: Tensor) -> Tensor:
         """[T, E] -> [T, E]; kv_cache is this layer's [2, N, B, K, D]."""
-        config = self.config
         k_cache, v_cache = kv_cache.unbind(0)
-        window = config.sliding_windows[index]
-        qkv = self._linear(x, layer.qkv, layer.qkv_bias)
-        if self.backend == "triton":
-            q = qkv_rope.norm_rope_store_triton(
-                qkv,
-                batch.positions,
-                self.cos_sin,
-                k_cache,
-                v_cache,
-                batch.attention.slot_mapping,
-                layer.q_norm,
-                layer.k_norm,
-                config.rms_norm_eps,
-            )
-            out = paged_attention.paged_attention(q, k_cache, v_cache, batch.attention, window)
-            return self._linear(out.flatten(1), layer.output)
+        window = self.config.sliding_windows[index]
+        qkv = linear.linear(x, layer.qkv, layer.qkv_bias)
+        attend = self._attend_triton if backend.on_triton() else self._attend
+        out = attend(qkv, layer, batch, k_cache, v_cache, window)
+        return linear.linear(out.flatten(1), layer.output)
+
+    def _attend(
+        self, qkv: Tensor, layer: LayerWeights, batch: DecoderBatch, k_cache: Tensor, v_cache: Tensor, window: int | None
+    ) -> Tensor:
+        """QK-norm, RoPE and attention, one after the other: [T, (H + 2K) D] -> [T, H, D]"""
+        config = self.config
         heads = qkv.view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = self._norm(q, layer.q_norm)
-            k = self._norm(k, layer.k_norm)
+            q = rms_norm.rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = rms_norm.rms_norm(k, layer.k_norm, config.rms_norm_eps)
         q, k = rope.apply_rope(q, k, batch.positions, self.cos_sin)
-        out = attention.attention(q, k, v, k_cache, v_cache, batch.attention, window)
-        return self._linear(out.flatten(1), layer.output)
+        return attention.attention(q, k, v, k_cache, v_cache, batch.attention, window)
+
+    def _attend_triton(
+        self, qkv: Tensor, layer: LayerWeights, batch: DecoderBatch, k_cache: Tensor, v_cache: Tensor, window: int | None
+    ) -> Tensor:
+        """The same with everything before attention, and the KV store, in one kernel."""
+        q = qkv_rope.norm_rope_store_triton(
+            qkv,
+            batch.positions,
+            self.cos_sin,
+            k_cache,
+            v_cache,
+            batch.attention.slot_mapping,
+            layer.q_norm,
+            layer.k_norm,
+            self.config.rms_norm_eps,
+        )
+        return paged_attention.paged_attention(q, k_cache, v_cache, batch.attention, window)
 
     def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
         """[T, E] -> [T, E]"""
-        silu_mul = activation.silu_mul_triton if self.backend == "triton" else activation.silu_mul
-        return self._linear(silu_mul(self._linear(x, layer.gate_up)), layer.down)
-
-    # Looked up in their modules at every call, so that a lesson's function can take their place.
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        norm = rms_norm.rms_norm_triton if self.backend == "triton" else rms_norm.rms_norm
-        return norm(x, weight, self.config.rms_norm_eps)
-
-    def _add_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        add_norm = rms_norm.add_rms_norm_triton if self.backend == "triton" else rms_norm.add_rms_norm
-        return add_norm(x, residual, weight, self.config.rms_norm_eps)
-
-    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return (linear.linear_triton if self.backend == "triton" else linear.linear)(x, weight, bias)
+        gate_up = linear.linear(x, layer.gate_up, any_layout=True)
+        return linear.linear(activation.silu_mul(gate_up), layer.down, any_layout=True)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from labkit.errors import ModelError
 from labkit.models import hub, wheel
+from labkit.paths import cache_folder, shipped
 
 SMOLLM2, SMOLLM2_HUB_ID = "smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct"
 _TOYS = {"toy": "a small llama model for first steps", "toy-draft": "a smaller one that drafts for toy"}
@@ -31,11 +29,6 @@ class KnownModel:
     description: str
     source: str
     path: Path | None
-
-
-def cache_folder() -> Path:
-    """$LABKIT_CACHE, or the user's cache folder of this operating system."""
-    return Path(os.environ.get("LABKIT_CACHE") or platformdirs.user_cache_dir("labkit", appauthor=False)).expanduser()
 
 
 def known_models() -> list[KnownModel]:
@@ -105,9 +98,7 @@ def _say(text: str, progress: bool) -> None:
 
 
 def _toy(name: str) -> Path | None:
-    """In a checkout data/ lies beside the package, in a wheel inside it."""
-    package = Path(__file__).resolve().parent.parent
-    return next((data / name for data in (package.parent / "data", package / "data") if (data / name).is_dir()), None)
+    return shipped(f"data/{name}")
 
 
 def _smollm2() -> Path | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from labkit.kernels import attention, decode_attention, prefill_attention, qkv_rope
 from labkit.kernels.attention import AttentionBatch, PromptChunk
-from labkit.kernels.tiles import DecodeTile, prefill_tile
+from labkit.kernels.tiles import DecodeTile, power_of_two, prefill_tile
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda", 0)
@@ -58,7 +58,7 @@ def test_decodes_without_tensor_cores(heads: int, kv_heads: int, head_dim: int) 
     k, v = pool(len(lens) * 63, kv_heads, head_dim, torch.float16)
     tables = scattered(len(lens), 63)
     q = torch.randn(len(lens), heads, head_dim, dtype=torch.float16, device=DEVICE)
-    tile = DecodeTile(4, max(4, 2048 // head_dim), 4, 1, dot=False)
+    tile = DecodeTile(4, 2048 // power_of_two(head_dim), 4, 1, dot=False)
     for splits in (1, 8):
         got = decode_attention.decode_attention(q, k, v, tables, lens, 1000, tile=tile, splits=splits)
         torch.testing.assert_close(got.float(), want_decodes(q, k, v, tables, lens, None), atol=4e-3, rtol=0)
@@ -77,12 +77,12 @@ def check_prompts(
     out = torch.full_like(q, 9.0)
     prefill_attention.prefill_attention(q, k, v, prompts, window, out=out)
     assert (out[-5:] == 9).all()
-    batch = AttentionBatch(torch.empty(0), tables[:0], torch.empty(0), 0)
     row = 0
     for table, start, length in zip(tables, starts, lengths, strict=True):
         if length:
             # Only the chunk's own blocks become float32: the pool may be large.
             blocks = table[: -(-(start + length) // 16)]
+            batch = AttentionBatch(torch.empty(0), tables[:0], torch.empty(0), 0)  # holds masks, so one for each chunk
             chunk = PromptChunk(0, start, length, torch.arange(len(blocks), device=DEVICE))
             part = (q[row : row + length].float(), k[blocks].float(), v[blocks].float())
             want = attention.chunk_attention(*part, batch, chunk, window)

@@ -17,7 +17,7 @@ import torch
 
 from labkit.bench.peers import NotMeasuredError
 from labkit.bench.workloads import Answer, Workload
-from labkit.models.sources import cache_folder
+from labkit.paths import cache_folder
 
 
 class LlamaCpp:

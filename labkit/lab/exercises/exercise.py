@@ -53,7 +53,7 @@ class Exercise:
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         space: dict[str, Any] = {"torch": torch, "math": math, "__name__": f"exercise_{self.id.replace('.', '_')}"}
         exec(compile(source, filename, "exec"), space)
-        return space[self.name]  # type: ignore[no-any-return]
+        return space[self.name]
 
     def hints_markdown(self) -> str:
         """The hints and the solution, each behind a click, for the cell under the stub."""

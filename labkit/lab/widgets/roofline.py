@@ -47,7 +47,8 @@ class Axes:
 
     def __init__(self, data: Data):
         ridge = data.peak / data.bandwidth
-        intensities = [ridge * 16, ridge / 64] + [item.flops / item.bytes for item in (*data.points, *data.settings)]
+        intensities = [ridge * 16, ridge / 64, *(point.intensity for point in data.points)]
+        intensities += [setting.flops / setting.bytes for setting in data.settings]
         rates = [data.peak * 3, data.peak / 200] + [point.flop_rate for point in data.points]
         self.x = (math.floor(math.log10(min(intensities))), math.ceil(math.log10(max(intensities))))
         self.y = (math.floor(math.log10(min(rates))), math.ceil(math.log10(max(rates))))
@@ -95,9 +96,9 @@ def draw_roof(axes: Axes, data: Data) -> list[str]:
     parts = [svg.line([axes.at(start, start * data.bandwidth), corner], colour=BLUE, width=3)]
     parts.append(svg.line([corner, axes.at(high, data.peak)], colour=VERMILLION, width=3, dash="9 4"))
     x, y = axes.at(high, data.peak)
-    parts.append(svg.text(x, y - 9, f"arithmetic: {data.peak / 1e9:,.0f} GFLOP/s", anchor="end", colour=VERMILLION))
+    parts.append(svg.text(x, y - 9, f"arithmetic: {data.peak / 1e9:,.0f} GFLOP/s", anchor="end"))
     x, y = axes.at(math.sqrt(start * ridge), math.sqrt(start * ridge) * data.bandwidth)
-    parts.append(svg.text(x - 8, y - 10, f"memory: {data.bandwidth / 1e9:,.1f} GB/s", anchor="end", colour=BLUE))
+    parts.append(svg.text(x - 8, y - 10, f"memory: {data.bandwidth / 1e9:,.1f} GB/s", anchor="end"))
     return parts
 
 
@@ -106,9 +107,9 @@ def draw_points(axes: Axes, data: Data) -> list[str]:
     key_x, key_y = WIDTH - RIGHT - 230, HEIGHT - BOTTOM - 14 - 18 * (len(data.points) - 1)
     for number, point in enumerate(data.points, start=1):
         x, y = axes.at(point.intensity, point.flop_rate)
-        parts += [svg.diamond(x, y, 6, colour=GREEN), svg.text(x + 9, y + 5, str(number), colour=GREEN)]
+        parts += [svg.diamond(x, y, 6, colour=GREEN), svg.text(x + 9, y + 5, str(number))]
         label = f"{number}  {point.name}" + (f" ({point.lesson})" if point.lesson != "00" else "")
-        parts.append(svg.text(key_x, key_y + 18 * (number - 1), label, colour=GREEN))
+        parts.append(svg.text(key_x, key_y + 18 * (number - 1), label))
     return parts
 
 
@@ -122,8 +123,8 @@ def render(data: Data, step: int) -> Frame:
     x, y = axes.at(intensity, setting.flops / seconds)
     _, floor = axes.at(intensity, 10.0 ** axes.y[0])
     parts = draw_axes(axes) + draw_roof(axes, data) + draw_points(axes, data)
-    parts += [svg.line([(x, y), (x, floor)], colour=ORANGE, width=2, dash="3 4"), svg.circle(x, y, 8, colour=ORANGE)]
-    parts.append(svg.text(x + 12, y + 22, setting.label, colour=ORANGE))
+    parts += [svg.line([(x, y), (x, floor)], colour=ORANGE, width=2, dash="3 4"), svg.ring(x, y, 8, colour=ORANGE)]
+    parts.append(svg.text(x + 14, y + 24, setting.label))
     words = (
         f"{setting.label}: {intensity:,.3g} FLOPs a byte. At least {seconds * 1e3:,.3g} ms for {setting.tokens} "
         f"token{'s' if setting.tokens != 1 else ''}, {setting.tokens / seconds:,.0f} tokens/s at best. "

@@ -9,6 +9,18 @@ from typing import Any
 
 from labkit.lab.show import figure
 
+# JupyterLab prefers the live widget of a bundle, and when the page is loaded again without that kernel it writes "Error
+# displaying widget" in its place, in an element that holds nothing else. This second output is hidden until then: its
+# rules hide the error and show the picture.
+FALLBACK_CLASS = "lab-fallback"
+ERROR_OUTPUT = ".jp-OutputArea-child:has(.jupyter-widgets):not(:has(.jupyter-widgets *))"
+FALLBACK = (
+    f'<div class="{FALLBACK_CLASS}" hidden>{{static}}</div><style>'
+    f"{ERROR_OUTPUT}:has(+ * .{FALLBACK_CLASS}) {{{{ display: none }}}} "
+    f"{ERROR_OUTPUT} + * .{FALLBACK_CLASS} {{{{ display: block !important }}}}"
+    "</style>"
+)
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -78,6 +90,12 @@ class Stepper:
         frame = self.frame(self.slider.value)
         caption = f"{html.escape(frame.words)} (Run this cell to move the slider.)"
         return figure(frame.svg, frame.words).replace("</figure>", f"<figcaption>{caption}</figcaption></figure>")
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import HTML, display
+
+        display(self._repr_mimebundle_(), raw=True)
+        display(HTML(FALLBACK.format(static=self.static_html())))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         live = self.box._repr_mimebundle_() or {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 
 
-def text(x: float, y: float, words: str, *, anchor: str = "start", size: int = 13, colour: str = "currentColor") -> str:
+def text(x: float, y: float, words: str, *, anchor: str = "start") -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text {place} font-size="{size}" fill="{colour}">{html.escape(words)}</text>'
+    return f'<text {place} font-size="13" fill="currentColor">{html.escape(words)}</text>'
 
 
 def line(points: list[tuple[float, float]], *, colour: str = "currentColor", width: float = 1, dash: str = "") -> str:
@@ -16,9 +16,8 @@ def line(points: list[tuple[float, float]], *, colour: str = "currentColor", wid
     return f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="{width}"{dashes}/>'
 
 
-def circle(x: float, y: float, radius: float, *, colour: str, filled: bool = True) -> str:
-    fill = colour if filled else "none"
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{fill}" stroke="{colour}" stroke-width="2"/>'
+def ring(x: float, y: float, radius: float, *, colour: str) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="none" stroke="{colour}" stroke-width="4"/>'
 
 
 def diamond(x: float, y: float, radius: float, *, colour: str) -> str:

@@ -1,0 +1,158 @@
+"""The C++ operations of csrc/ for the CPU: float32, built with this machine's own compiler on first use.
+
+The sources know nothing of PyTorch: they take pointers and sizes, so they compile in seconds and a reader needs no
+other library to follow them. PyTorch's extension builder calls the compiler; the library stays in the user's cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from labkit.paths import cache_folder, shipped
+
+SOURCES = ("linear.cpp", "rms_norm.cpp", "activation.cpp", "decode_attention.cpp")
+FLAGS = ("-O3", "-march=native", "-fopenmp", "-std=c++17")
+POINTER, SIZE, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+FUNCTIONS = {
+    "labkit_linear": (POINTER, SIZE, POINTER, POINTER, POINTER, SIZE, SIZE, SIZE),
+    "labkit_rms_norm": (POINTER, SIZE, POINTER, POINTER, SIZE, SIZE, FLOAT),
+    "labkit_add_rms_norm": (POINTER, SIZE, SIZE, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT),
+    "labkit_silu_mul": (POINTER, POINTER, SIZE, POINTER, SIZE, SIZE),
+    "labkit_decode_attention": (POINTER, SIZE, *[POINTER] * 5, *[SIZE] * 7, FLOAT),
+}
+
+
+@functools.cache
+def load() -> ctypes.CDLL | str:
+    """The library, or the reason why there is none. Built once for each compiler flags, sources and processor."""
+    sources = shipped("csrc")
+    if sources is None:
+        return "csrc/ is not there"
+    folder = cache_folder() / "build" / _key(sources)
+    path = folder / "labkit_cpu.so"
+    try:
+        if not path.exists():
+            _build(sources, folder)
+        library = ctypes.CDLL(str(path))
+    except (OSError, RuntimeError, ImportError) as error:
+        return " ".join(str(error).split())[:200]
+    for name, types in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, None
+    return library
+
+
+def missing() -> str | None:
+    """Why the C++ operations cannot run here; None if they can."""
+    library = load()
+    return library if isinstance(library, str) else None
+
+
+def _build(sources: Path, folder: Path) -> None:
+    """Compile into `folder`. Raises RuntimeError when there is no compiler, or it fails."""
+    print("labkit: compiling its C++ operations for this CPU, once", file=sys.stderr, flush=True)
+    from torch.utils import cpp_extension  # slow to import, and needed once
+
+    folder.mkdir(parents=True, exist_ok=True)
+    cpp_extension.load(
+        name="labkit_cpu",
+        sources=[str(sources / name) for name in SOURCES],
+        extra_cflags=list(FLAGS),
+        # PyTorch's own OpenMP library: a second one would bring a second set of threads that fight for the cores.
+        extra_ldflags=[_openmp()],
+        build_directory=str(folder),
+        is_python_module=False,
+    )
+
+
+def _openmp() -> str:
+    libraries = Path(torch.__file__).parent / "lib"
+    own = sorted(libraries.glob("libgomp*.so*")) or sorted((libraries.parents[1] / "torch.libs").glob("libgomp*.so*"))
+    return str(own[0]) if own else "-fopenmp"
+
+
+def _key(sources: Path) -> str:
+    """A name for what is built: another source, flag, PyTorch or processor makes another library."""
+    digest = hashlib.sha256(repr((FLAGS, torch.__version__, platform.machine(), _cpu_flags())).encode())
+    for path in sorted(sources.glob("*.[ch]*")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _cpu_flags() -> str:
+    """What -march=native depends on. A cache may be shared by machines."""
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return platform.processor()
+
+
+def _call(name: str, *arguments: object) -> None:
+    getattr(load(), name)(*arguments)
+
+
+# --------------------------------------------------------------------------- operations; shapes as in their own files
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[T, I], [O, I], [O] -> [T, O]. Rows of x may lie apart."""
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    rows, size = x.shape
+    out = torch.empty(rows, weight.shape[0])
+    pointer = None if bias is None else bias.data_ptr()
+    _call(
+        "labkit_linear", x.data_ptr(), x.stride(0), weight.data_ptr(), pointer, out.data_ptr(), rows, size, len(weight)
+    )
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """[T, E], [E] -> [T, E]"""
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    out = torch.empty(x.shape)
+    _call("labkit_rms_norm", x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr(), *x.shape, eps)
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """[T, E] of any strides, [T, E] overwritten, [E] -> ([T, E], residual)"""
+    out = torch.empty(residual.shape)
+    pointers = (residual.data_ptr(), weight.data_ptr(), out.data_ptr())
+    _call("labkit_add_rms_norm", x.data_ptr(), *x.stride(), *pointers, *x.shape, eps)
+    return out, residual
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """[T, 2F], row-major or transposed -> [T, F] of the same layout"""
+    transposed = gate_up.stride(0) == 1 and gate_up.shape[0] > 1
+    gate, up = (half.t() if transposed else half for half in gate_up.chunk(2, dim=-1))
+    out = torch.empty(gate.shape)
+    _call("labkit_silu_mul", gate.data_ptr(), up.data_ptr(), gate.stride(0), out.data_ptr(), *gate.shape)
+    return out.t() if transposed else out
+
+
+def decode_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor, window: int | None
+) -> Tensor:
+    """[S, H, D], pools [N, B, K, D], [S, blocks] int32, [S] int32 -> [S, H, D]"""
+    if q.stride()[1:] != (q.shape[2], 1):
+        q = q.contiguous()
+    sequences, heads, head_dim = q.shape
+    _, block_size, kv_heads, _ = k_cache.shape
+    block_tables, context_lens = block_tables.contiguous(), context_lens.contiguous()
+    out = torch.empty(q.shape)
+    pointers = [t.data_ptr() for t in (k_cache, v_cache, block_tables, context_lens, out)]
+    sizes = (sequences, heads, kv_heads, head_dim, block_size, block_tables.shape[1], window or 0)
+    _call("labkit_decode_attention", q.data_ptr(), q.stride(0), *pointers, *sizes, head_dim**-0.5)
+    return out
