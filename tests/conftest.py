@@ -50,5 +50,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     no_gpu = pytest.mark.skip(reason="needs an NVIDIA GPU that torch can use")
     for item in items:
-        if "gpu" in item.keywords:
+        if item.get_closest_marker("gpu"):
             item.add_marker(no_gpu)

@@ -14,8 +14,8 @@ With hundreds of rows W Xᵀ is still ahead by up to a tenth, but its result lie
 is taken only for who asks for it with `any_layout`.
 
 On a GPU cuBLAS pads a few rows to a tile of 64 or more for its tensor cores, and leaves the memory idle at both ends of
-each kernel. `gemv` keeps it busy across them, as long as its multiplications keep up. Microseconds on an H200, bfloat16,
-gemv / cuBLAS, for the layers of Qwen3-0.6B (millions of weights):
+each kernel. `gemv` keeps it busy across them, as long as its multiplications keep up. Microseconds on an H200, in
+bfloat16, gemv / cuBLAS, for the layers of Qwen3-0.6B (millions of weights):
 
     rows   output 2.1   down 3.1     qkv 4.2     gate, up 6.3   lm_head 156
     1      2.6 / 12.8   3.2 / 7.6    2.8 / 4.8   3.5 / 6.0       70 / 78
@@ -59,8 +59,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, any_layout: bo
     rows = x.shape[0]
     if rows in CPP_ROWS and backend.on_cpp(x, weight):
         return native.linear(x, weight, bias)
-    if backend.on_triton() and _suits_gemv(x, weight):
-        return gemv(x, weight, bias)
+    if backend.on_triton():  # whose other kernels want rows
+        return (gemv if _suits_gemv(x, weight) else functional.linear)(x, weight, bias)
     if x.device.type != "cpu" or not (rows in FEW_ROWS or (any_layout and rows > 1)):
         return functional.linear(x, weight, bias)
     if bias is None:

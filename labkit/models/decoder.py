@@ -98,7 +98,13 @@ class Decoder:
         return linear.linear(out.flatten(1), layer.output)
 
     def _attend(
-        self, qkv: Tensor, layer: LayerWeights, batch: DecoderBatch, k_cache: Tensor, v_cache: Tensor, window: int | None
+        self,
+        qkv: Tensor,
+        layer: LayerWeights,
+        batch: DecoderBatch,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        window: int | None,
     ) -> Tensor:
         """QK-norm, RoPE and attention, one after the other: [T, (H + 2K) D] -> [T, H, D]"""
         config = self.config
@@ -111,7 +117,13 @@ class Decoder:
         return attention.attention(q, k, v, k_cache, v_cache, batch.attention, window)
 
     def _attend_triton(
-        self, qkv: Tensor, layer: LayerWeights, batch: DecoderBatch, k_cache: Tensor, v_cache: Tensor, window: int | None
+        self,
+        qkv: Tensor,
+        layer: LayerWeights,
+        batch: DecoderBatch,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        window: int | None,
     ) -> Tensor:
         """The same with everything before attention, and the KV store, in one kernel."""
         q = qkv_rope.norm_rope_store_triton(
