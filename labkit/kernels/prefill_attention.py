@@ -124,13 +124,21 @@ def _attend(
         inside = token < end
         if MASKED:
             block = tl.load(table_ptr + token // B, mask=inside, other=0).to(tl.int64)  # pools pass 2³¹ numbers
-            there = inside[:, None] & (d < D)[None, :]
         else:
             block = tl.load(table_ptr + token // B).to(tl.int64)
-            there = tl.full([TILE, DP], 1, tl.int1) & (d < D)[None, :]
         slot = token % B
-        k = tl.load(k_ptr + (block * k_block + slot * k_token)[:, None] + d[None, :], mask=there, other=0.0)
-        v = tl.load(v_ptr + (block * v_block + slot * v_token)[:, None] + d[None, :], mask=there, other=0.0)
+        k_at = k_ptr + (block * k_block + slot * k_token)[:, None] + d[None, :]
+        v_at = v_ptr + (block * v_block + slot * v_token)[:, None] + d[None, :]
+        if MASKED:
+            there = inside[:, None] & (d < D)[None, :]
+            k = tl.load(k_at, mask=there, other=0.0)
+            v = tl.load(v_at, mask=there, other=0.0)
+        elif D == DP:
+            k = tl.load(k_at)
+            v = tl.load(v_at)
+        else:
+            k = tl.load(k_at, mask=(d < D)[None, :], other=0.0)
+            v = tl.load(v_at, mask=(d < D)[None, :], other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:
             seen = (token[None, :] <= position[:, None]) & inside[None, :]

@@ -20,7 +20,7 @@ WISHES = [
 
 def answers(graphs: bool) -> list[list[int]]:
     """Batches that shrink from 23 to one, and one that was preempted on the way."""
-    llm = LLM("toy", dtype="float32", cuda_graphs=graphs, num_kv_blocks=150, quiet=True)
+    llm = LLM("toy", dtype="float32", cuda_graphs=graphs, num_kv_blocks=70, quiet=True)
     prompts = [[(i * 31 + j * 7) % 200 + 3 for j in range(1 + 5 * i)] for i in range(23)]
     params = [
         SamplingParams(**WISHES[i % 5], seed=i, ignore_eos=True, max_tokens=3 + (2 if i % 5 == 3 else 7) * i % 90)
@@ -29,6 +29,7 @@ def answers(graphs: bool) -> list[list[int]]:
     try:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         assert (llm.engine.runner._graphs is not None) == graphs
+        assert llm.engine.stats().preempted > 0
         assert not graphs or len(llm.engine.runner._graphs._recordings) > 4  # type: ignore[union-attr]
         return [list(output.outputs[0].token_ids) for output in outputs]
     finally:
