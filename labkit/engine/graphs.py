@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Decode = Callable[[Tensor, bool], Tensor]  # rows [5, n] int32, whether any has filters -> tokens [n]; on the device
 SLOT, START, TABLE_SLOT, TABLE_COLUMN, BLOCK = range(5)  # the rows' meaning; BLOCK goes to the place before it
 
 
@@ -34,16 +35,14 @@ class Recording:
 
 
 class DecodeGraphs:
-    """Runs `decode` for batches of any size.
+    """Runs decode steps of any size.
 
     Args:
-        decode: (rows [5, n] int32, whether any row has filters) -> tokens [n]; on the device alone
         padding: [5], a padding row
         most: rows of the largest batch
     """
 
-    def __init__(self, decode: Callable[[Tensor, bool], Tensor], padding: list[int], most: int, device: torch.device):
-        self._decode = decode
+    def __init__(self, padding: list[int], most: int, device: torch.device):
         self._padding = np.array(padding, np.int32)[:, None]
         self._device = device
         on_gpu = device.type == "cuda"
@@ -54,14 +53,22 @@ class DecodeGraphs:
         self._stream = torch.cuda.Stream(device) if on_gpu else None
         self._memory = torch.cuda.graph_pool_handle() if on_gpu else None
 
-    def run(self, rows: np.ndarray, filtered: bool) -> list[int]:
-        """One step for rows [5, n]: slot, position, and the new block's slot, column and number (the padding's if
-        there is none). Returns the n tokens."""
+    def run(self, decode: Decode, rows: np.ndarray, filtered: bool) -> list[int]:
+        """One step.
+
+        Args:
+            decode: what is recorded; the same at every call
+            rows: [5, n]: slot, position, and the new block's slot, column and number (the padding's if there is none)
+            filtered: whether any row has top_k, top_p or min_p
+
+        Returns:
+            The n tokens.
+        """
         count = rows.shape[1]
         size = batch_size(count)
         recording = self._recordings.get((size, filtered))
         if recording is None:
-            recording = self._recordings[size, filtered] = self._record(size, filtered)
+            recording = self._recordings[size, filtered] = self._record(decode, size, filtered)
         staging = self._rows[: 5 * size].view(5, size)
         numbers = staging.numpy()
         numbers[:, :count] = rows
@@ -74,16 +81,16 @@ class DecodeGraphs:
             torch.cuda.current_stream(self._device).synchronize()
         return tokens.tolist()
 
-    def _record(self, size: int, filtered: bool) -> Recording:
+    def _record(self, decode: Decode, size: int, filtered: bool) -> Recording:
         rows = torch.from_numpy(self._padding).repeat(1, size).to(self._device)
         assert self._stream is not None
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            self._decode(rows, filtered)  # compiles kernels, and lets cuBLAS take its memory
+            decode(rows, filtered)  # compiles kernels, and lets cuBLAS take its memory
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
-            tokens = self._decode(rows, filtered)
+            tokens = decode(rows, filtered)
         return Recording(rows, tokens, graph.replay)
 
 

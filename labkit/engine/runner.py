@@ -92,7 +92,7 @@ class Runner:
         self._padding = [slots - 1, 0, slots - 1, 0, num_blocks]
         self._graphs: DecodeGraphs | None = None
         if config.cuda_graphs and model.backend == "triton" and device.type == "cuda":
-            self._graphs = DecodeGraphs(self._decode, self._padding, config.max_num_seqs, device)
+            self._graphs = DecodeGraphs(self._padding, config.max_num_seqs, device)
         self._staging = torch.empty(0, dtype=torch.int32)
         # When the GPU has read the staging buffer: a step that draws nothing does not wait for it otherwise.
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
@@ -108,7 +108,7 @@ class Runner:
         chunks = sorted(step.chunks, key=lambda chunk: not chunk.is_decode)
         plan = self._sampler.plan([chunk for chunk in chunks if chunk.draws], step.admitted)
         if self._graphs is not None and chunks[-1].is_decode and not step.admitted and plan.is_simple:
-            tokens = self._graphs.run(self._decode_rows(plan.chunks), bool(plan.needs & FILTERED))
+            tokens = self._graphs.run(self._decode, self._decode_rows(plan.chunks), bool(plan.needs & FILTERED))
             drawn = {id(chunk): ChunkResult(token) for chunk, token in zip(plan.chunks, tokens, strict=True)}
             return [drawn[id(chunk)] for chunk in step.chunks]
         upload = self._upload(chunks, step.admitted, plan)

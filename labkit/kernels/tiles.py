@@ -80,11 +80,13 @@ def prefill_tile_for(dtype: torch.dtype, head_dim: int, group: int, shared: int)
     width = max(64, power_of_two(head_dim))
     if dtype == torch.float32:  # no tensor cores in exact float32: small tiles, or registers run out
         return PrefillTile(max(32, power_of_two(group)), 32, 4, 1 if width > 128 else 2)
-    rows = max(128, power_of_two(group))
-    for tokens, stages in ((64, 3), (64, 2), (32, 2)):
-        if (stages * tokens * 2 + rows) * width * dtype.itemsize <= shared - 2048:
-            return PrefillTile(rows, tokens, 8, stages)
-    return PrefillTile(max(64, power_of_two(group)), 32, 4, 1)
+    # Small tiles, of which several share a multiprocessor: one computes its softmax while the others multiply.
+    # 8 × 2048 tokens, D 128, H200: 471 us with 64 rows, 516 with 128 and 8 warps.
+    rows = max(64, power_of_two(group))
+    for tokens in (64, 32):
+        if (2 * tokens * 2 + rows) * width * dtype.itemsize <= shared - 2048:
+            return PrefillTile(rows, tokens, 4 if rows == 64 else 8, 2)
+    return PrefillTile(rows, 32, 4, 1)
 
 
 def power_of_two(number: int) -> int:

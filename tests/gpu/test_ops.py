@@ -29,17 +29,21 @@ def strided(rows: int, width: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("width", [1, 17, 576, 1000, 4096, 16384])
 @pytest.mark.parametrize("rows", [0, 1, 3, 1000])
 def test_pointwise(rows: int, width: int, dtype: torch.dtype) -> None:
+    # Two roundings may each fall to the other side. float16: 2 × 2^-10.
+    near = {"rtol": 2e-3, "atol": 1e-5} if dtype == torch.float16 else {}
     for make in (strided, lambda *args: strided(*args).contiguous()):
         x, weight = make(rows, width, dtype), torch.randn(width, device="cuda").to(dtype)
-        torch.testing.assert_close(rms_norm.rms_norm_triton(x, weight, 1e-5), rms_norm.rms_norm(x, weight, 1e-5))
+        torch.testing.assert_close(
+            rms_norm.rms_norm_triton(x, weight, 1e-5), rms_norm.rms_norm(x, weight, 1e-5), **near
+        )
         residual = make(rows, width, dtype)
         ours = residual.clone()
         want, _ = rms_norm.add_rms_norm(x, residual, weight, 1e-5)
         got, _ = rms_norm.add_rms_norm_triton(x, ours, weight, 1e-5)
-        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(got, want, **near)
         assert torch.equal(ours, residual)
         gate_up = make(rows, 2 * width, dtype)
-        torch.testing.assert_close(activation.silu_mul_triton(gate_up), activation.silu_mul(gate_up.clone()))
+        torch.testing.assert_close(activation.silu_mul_triton(gate_up), activation.silu_mul(gate_up.clone()), **near)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
