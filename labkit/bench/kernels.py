@@ -195,7 +195,7 @@ def pointwise_cases(device: torch.device) -> Iterator[Case]:
 
 
 def linear_cases(device: torch.device) -> Iterator[Case]:
-    """The GEMV beside cuBLAS, at the layers of Qwen3-0.6B and Llama-3.2-1B: up to how many rows is it faster?"""
+    """The kernels for few rows beside cuBLAS, at the layers of Qwen3-0.6B and Llama-3.2-1B: where are they faster?"""
     dtype = torch.bfloat16
     layers = {
         "qwen3 qkv": (4096, 1024),
@@ -215,7 +215,16 @@ def linear_cases(device: torch.device) -> Iterator[Case]:
             return torch.randn(rows, width, device=device, dtype=torch.float32).to(dtype), weight
 
         size = (outputs * width + rows * (width + outputs)) * dtype.itemsize
-        yield Case(f"linear {name}", f"{rows} rows", dtype, size, inputs, linear.gemv, functional.linear, "cuBLAS")
+        yield Case(
+            f"linear {name}",
+            f"{rows} rows",
+            dtype,
+            size,
+            inputs,
+            linear.gemv if rows <= 2 else linear.few_rows,
+            functional.linear,
+            "cuBLAS",
+        )
 
 
 def sampling_cases(device: torch.device) -> Iterator[Case]:

@@ -13,20 +13,24 @@ X [T, I] and W [O, I] it can be X Wᵀ, or W Xᵀ given back as its transpose. M
 With hundreds of rows W Xᵀ is still ahead by up to a tenth, but its result lies column by column in memory. So there it
 is taken only for who asks for it with `any_layout`.
 
-On a GPU cuBLAS pads a few rows to a tile of 64 or more for its tensor cores, and leaves the memory idle at both ends of
-each kernel. `gemv` keeps it busy across them, as long as its multiplications keep up. Microseconds on an H200, in
-bfloat16, gemv / cuBLAS, for the layers of Qwen3-0.6B (millions of weights):
+On a GPU cuBLAS pads a few rows to a larger tile, and leaves the memory idle at both ends of each kernel. `gemv` (up to
+2 rows) and `few_rows` (up to 16, on tensor cores) have their weights on the way while the kernel in front still runs;
+with many weights cuBLAS catches up. Microseconds on an H200, bfloat16, for layers of Qwen3-0.6B:
 
-    rows   output 2.1   down 3.1     qkv 4.2     gate, up 6.3   lm_head 156
-    1      2.6 / 12.8   3.2 / 7.6    2.8 / 4.8   3.5 / 6.0       70 / 78
-    2      3.0 / 12.9   4.0 / 7.7    3.9 / 5.2   5.2 / 5.9       72 / 79
-    4      4.0 /  8.4   5.7 / 7.7    4.8 / 5.2   8.5 / 5.9       96 / 79
-    8      8.4 /  5.8  11.9 / 7.7    7.4 / 5.2  13.9 / 5.8      161 / 80
+                                rows 1                  rows 4                            rows 8
+    weights, millions        gemv   cuBLAS     gemv   few_rows   cuBLAS         gemv   few_rows   cuBLAS
+    output      2.1           2.6     12.8      4.0        3.7      8.6          8.4        4.2      5.8
+    down        3.1           3.2      7.6      5.7        6.1      7.7         11.9        6.2      7.7
+    qkv         4.2           2.8      4.8      4.8        4.2      5.2          7.4        4.6      5.1
+    gate, up    6.3           3.5      6.0      8.5        5.5      5.9         13.9        5.7      5.8
+    lm_head   156              70       78       96        121       76          161        127       77
 
 Letters: T rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -39,8 +43,9 @@ from labkit.kernels.tiles import power_of_two
 
 CPP_ROWS = range(1, 13)  # where C++ is ahead
 FEW_ROWS = range(4, 65)  # where W Xᵀ is ahead on a CPU, the cost of its layout included
-GEMV_ROWS, GEMV_SMALL_ROWS = 2, 4  # up to which a GPU takes `gemv`: for any weights, for a small matrix
-GEMV_SMALL = 1 << 22  # weights of a small matrix
+GEMV_ROWS = 2  # up to which a GPU takes `gemv`
+TILE = 16  # rows and outputs of a program of `few_rows`
+FEW_WEIGHTS = 1 << 22  # up to which a GPU takes `few_rows`
 WHOLE_ROW = 8192  # weights of one output that a program loads at once; longer rows in steps of 1024
 
 
@@ -60,7 +65,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, any_layout: bo
     if rows in CPP_ROWS and backend.on_cpp(x, weight):
         return native.linear(x, weight, bias)
     if backend.on_triton():  # whose other kernels want rows
-        return (gemv if _suits_gemv(x, weight) else functional.linear)(x, weight, bias)
+        return _on_gpu(x, weight)(x, weight, bias)
     if x.device.type != "cpu" or not (rows in FEW_ROWS or (any_layout and rows > 1)):
         return functional.linear(x, weight, bias)
     if bias is None:
@@ -68,11 +73,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, any_layout: bo
     return torch.addmm(bias.unsqueeze(1), weight, x.t()).t()
 
 
-def _suits_gemv(x: Tensor, weight: Tensor) -> bool:
-    """Whether `gemv` can do it and is ahead of cuBLAS."""
-    most = GEMV_SMALL_ROWS if weight.numel() <= GEMV_SMALL else GEMV_ROWS
-    possible = x.numel() > 0 and x.stride(-1) == 1 and weight.is_contiguous()
-    return possible and x.shape[0] <= most and x.device.type == "cuda"  # Triton's interpreter would take minutes
+def _on_gpu(x: Tensor, weight: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """The fastest version on a GPU. Triton's interpreter would take minutes."""
+    rows = x.shape[0]
+    if x.device.type != "cuda" or rows not in range(1, TILE + 1) or x.stride(1) != 1 or not weight.is_contiguous():
+        return functional.linear
+    if rows <= GEMV_ROWS:
+        return gemv
+    small = weight.numel() <= FEW_WEIGHTS and x.dtype != torch.float32
+    return few_rows if small and backend.has_tensor_cores(x.device) else functional.linear
 
 
 def gemv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -144,3 +153,76 @@ def _gemv_kernel(
         total += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]
     place = out + which * outputs + output[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=(which < ROWS) & (output < outputs)[None, :])
+
+
+def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b for x [T, I] of at most 16 rows of 16 bits, multiplied on tensor cores, summed in float32."""
+    rows, width = x.shape
+    outputs = weight.shape[0]
+    parts = 4 if width <= 1024 else 8
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    _few_rows_kernel[(triton.cdiv(outputs, TILE),)](
+        x,
+        weight,
+        x if bias is None else bias,
+        out,
+        rows,
+        outputs,
+        x.stride(0),
+        WIDTH=width,
+        TILE=TILE,
+        PARTS=parts,
+        PART=max(16, min(256, power_of_two(triton.cdiv(width, parts)))),
+        BIAS=bias is not None,
+        num_warps=parts,
+        **dependent(x.device),
+    )
+    return out
+
+
+@jit(do_not_specialize=["rows"])
+def _few_rows_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    rows,
+    outputs,
+    x_stride,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART: tl.constexpr,
+    BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program makes TILE columns of the result; each of its warps multiplies a part of the width."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    output = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    row = tl.arange(0, TILE)
+    column = tl.arange(0, PARTS)[:, None] * PART + tl.arange(0, PART)[None, :]  # [PARTS, PART]
+    matrix = weight + output.to(tl.int64)[None, :, None] * WIDTH + column[:, None, :]
+    real = (output < outputs)[None, :, None]
+    w = tl.load(matrix, mask=real & (column < WIDTH)[:, None, :], other=0.0)  # [PARTS, TILE, PART]
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    total = tl.zeros((PARTS, TILE, TILE), tl.float32)
+    for begin in range(0, WIDTH, PARTS * PART):
+        now = begin + column
+        following = now + PARTS * PART
+        numbers = tl.load(
+            x + row[None, None, :] * x_stride + now[:, :, None],
+            mask=(row < rows)[None, None, :] & (now < WIDTH)[:, :, None],
+            other=0.0,
+        )  # [PARTS, PART, TILE]
+        next_w = w
+        if WIDTH > PARTS * PART:
+            next_w = tl.load(matrix + (begin + PARTS * PART), mask=real & (following < WIDTH)[:, None, :], other=0.0)
+        total = tl.dot(w, numbers, total)
+        w = next_w
+    result = tl.sum(total, axis=0)  # [outputs, rows]
+    if BIAS:
+        result += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[:, None]
+    place = out + row[None, :] * outputs + output[:, None]
+    tl.store(place, result.to(out.dtype.element_ty), mask=(row < rows)[None, :] & (output < outputs)[:, None])

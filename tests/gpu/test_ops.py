@@ -48,14 +48,16 @@ def test_pointwise(rows: int, width: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize(("outputs", "width"), [(1, 1), (29, 17), (6144, 1024), (1024, 3072), (2048, 8192), (7, 14336)])
 def test_gemv(outputs: int, width: int, rows: int, bias: bool, dtype: torch.dtype) -> None:
     x, weight = strided(rows, width, dtype), torch.randn(outputs, width, device="cuda").div(math.sqrt(width)).to(dtype)
     added = torch.randn(outputs, device="cuda").to(dtype) if bias else None
     want = x.double() @ weight.double().T + (0 if added is None else added.double())
-    got = linear.gemv(x, weight, added).double()
-    assert (got - want).norm() <= {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}[dtype] * want.norm()
+    near = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}[dtype] * want.norm()
+    assert (linear.gemv(x, weight, added).double() - want).norm() <= near
+    if dtype != torch.float32:
+        assert (linear.few_rows(x, weight, added).double() - want).norm() <= near
 
 
 @pytest.mark.parametrize("rows", [1, 8])
@@ -68,7 +70,7 @@ def test_a_chain_that_overlaps_is_the_chain_one_by_one(rows: int) -> None:
     def chain(wait: bool) -> Tensor:
         x, residual = start, start.clone()
         for weight in weights:
-            x = linear.gemv(x, weight)
+            x = (linear.gemv if rows <= 2 else linear.few_rows)(x, weight)
             if wait:
                 torch.cuda.synchronize()
             x, residual = rms_norm.add_rms_norm_triton(x, residual, norm, 1e-6)

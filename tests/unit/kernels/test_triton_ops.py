@@ -71,6 +71,15 @@ def test_linear(outputs: int, width: int, rows: int, bias: bool, dtype: torch.dt
     torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(("outputs", "width", "rows"), [(29, 17, 3), (1, 576, 16), (5, 1100, 8)])
+def test_few_rows(outputs: int, width: int, rows: int) -> None:
+    x, weight = strided(rows, width, torch.float16), (torch.randn(outputs, width) / math.sqrt(width)).half()
+    added = torch.randn(outputs).half()
+    for bias in (None, added):
+        want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+        torch.testing.assert_close(linear.few_rows(x, weight, bias).double(), want, rtol=2e-3, atol=2e-3)
+
+
 def test_linear_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "WHOLE_ROW", 1024)
     x, weight = torch.randn(3, 2500), torch.randn(6, 2500)
