@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from labkit.errors import LabkitError
-from labkit.kernels import backend
+from labkit.kernels import backend, native
 
 Fact = tuple[str, str]  # name and what is to be said of it
 GIB = 2**30
@@ -130,6 +130,7 @@ def _kernels(device: torch.device) -> list[Fact]:
         facts.append((f"{name} kernels", "run" if reason is None else f"do not run: {reason}"))
     return [
         *facts,
+        ("cpp kernels", "run" if (reason := native.missing()) is None else f"do not run: {reason}"),
         ("Triton", _triton(device)),
         ("compiler", _cpp_compiler()),
         ("nvcc", _nvcc()),
@@ -184,14 +185,18 @@ def _version_line(program: str, last: bool = False) -> str:
 
 def _fallbacks(device: torch.device) -> list[Fact]:
     """What every "auto" means here, and why it is not something better."""
-    dtype = str(backend.resolve_dtype("auto", device)).removeprefix("torch.")
+    dtype = backend.resolve_dtype("auto", device)
+    chosen = backend.choose("auto", device, dtype)
     facts = [
         ("device auto", f"{device} ({_why_no_gpu()})" if device.type == "cpu" else str(device)),
-        ("dtype auto", dtype),
-        ("kernels auto", chosen := backend.choose("auto", device)),
+        ("dtype auto", str(dtype).removeprefix("torch.")),
+        ("kernels auto", f"{chosen} (C++ built for this CPU, for float32)" if chosen == "cpp" else chosen),
     ]
-    for name in backend.BACKENDS[backend.BACKENDS.index(chosen) + 1 :]:
-        facts.append((f"  not {name}", str(backend.unavailable(name, device))))
+    if device.type == "cpu" and chosen != "cpp":
+        facts.append(("  not cpp", str(native.missing())))
+    for name in ("triton", "cuda"):
+        if name != chosen:
+            facts.append((f"  not {name}", str(backend.unavailable(name, device))))
     if device.type == "cpu":
         facts.append(("cuda_graphs", "off: there is no GPU"))
     return facts

@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 
 from labkit.config import EngineConfig, SamplingParams
 from labkit.engine.core import EngineCore
+from labkit.engine.metrics import EngineMetrics
 from labkit.engine.outputs import OutputProcessor
 from labkit.engine.request import EngineRequest
 from labkit.engine.trace import Trace
@@ -39,6 +40,11 @@ class LLM:
         quiet: do not print the memory plan to stderr.
         **fields: of EngineConfig.
 
+    Attributes:
+        engine: the core, with `stats()` and `trace`.
+        metrics: the same numbers as the server's /metrics, in a Prometheus registry of its own.
+        tokenizer: text to token ids and back.
+
     Raises:
         ValueError: a field has a value that is not allowed.
         ModelError: the model cannot be found, read or held in memory.
@@ -51,6 +57,7 @@ class LLM:
             raise ValueError(f"{unknown[0]} is not a field of EngineConfig; they are {', '.join(known)}")
         self.engine = EngineCore(str(model), EngineConfig(**fields), trace, quiet)
         self.tokenizer = self.engine.tokenizer
+        self.metrics = EngineMetrics()
         self._processor = OutputProcessor(self.tokenizer)
         self._mailboxes: dict[str, RequestOutput | str | None] = {}  # newest output of each open request, or its error
         self._lock = threading.Lock()
@@ -220,7 +227,9 @@ class LLM:
         """One step of the engine; returns the requests that it moved."""
         self._check_open()
         with interrupts_after_the_step(), self._lock:
-            processed = self._processor.process(self.engine.step().deltas)
+            report = self.engine.step()
+            processed = self._processor.process(report.deltas)
+            self.metrics.observe(report, self.engine.stats())
             for request_id, index, stop in processed.stops:
                 self.engine.stop(request_id, index, stop)
             for output in processed.outputs:

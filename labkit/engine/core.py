@@ -275,13 +275,14 @@ class EngineCore:
         """The numbers of this moment; may be called from another thread."""
         scheduler, pool = self.scheduler, self.scheduler.pool
         queries, hits = scheduler.prefix_cache_queries, scheduler.prefix_cache_hits
+        free, cached = pool.num_free, pool.num_cached  # read once: the engine may go on meanwhile
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             preempted=scheduler.preempted,
-            kv_blocks_free=pool.num_free,
-            kv_blocks_cached=pool.num_cached,
-            kv_blocks_in_use=pool.num_in_use,
+            kv_blocks_free=free,
+            kv_blocks_cached=cached,
+            kv_blocks_in_use=pool.num_blocks - free - cached,
             kv_blocks_total=pool.num_blocks,
             kv_bytes=self.runner.kv_bytes,
             prefix_cache_queries=queries,

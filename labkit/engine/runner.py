@@ -112,7 +112,8 @@ class Runner:
             drawn = {id(chunk): ChunkResult(token) for chunk, token in zip(plan.chunks, tokens, strict=True)}
             return [drawn[id(chunk)] for chunk in step.chunks]
         upload = self._upload(chunks, step.admitted, plan)
-        self._block_tables.index_put_((upload.blocks[0].long(), upload.blocks[1].long()), upload.blocks[2])
+        if upload.blocks.numel():
+            self._block_tables.index_put_((upload.blocks[0].long(), upload.blocks[1].long()), upload.blocks[2])
         self._sampler.admit(upload.parameters, upload.history)
 
         batch = self._expand(chunks, upload)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from labkit.paths import cache_folder, shipped
 
-SOURCES = ("linear.cpp", "rms_norm.cpp", "activation.cpp", "decode_attention.cpp")
+SOURCES = ("linear.cpp", "rms_norm.cpp", "activation.cpp", "rope.cpp", "decode_attention.cpp")
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-std=c++17")
 POINTER, SIZE, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 FUNCTIONS = {
@@ -27,6 +27,7 @@ FUNCTIONS = {
     "labkit_rms_norm": (POINTER, SIZE, POINTER, POINTER, SIZE, SIZE, FLOAT),
     "labkit_add_rms_norm": (POINTER, SIZE, SIZE, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT),
     "labkit_silu_mul": (POINTER, POINTER, SIZE, POINTER, SIZE, SIZE),
+    "labkit_rope": (POINTER, SIZE, POINTER, POINTER, POINTER, SIZE, SIZE, SIZE),
     "labkit_decode_attention": (POINTER, SIZE, *[POINTER] * 5, *[SIZE] * 7, FLOAT),
 }
 
@@ -140,6 +141,17 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     out = torch.empty(gate.shape)
     _call("labkit_silu_mul", gate.data_ptr(), up.data_ptr(), gate.stride(0), out.data_ptr(), *gate.shape)
     return out.t() if transposed else out
+
+
+def rope(x: Tensor, positions: Tensor, cos_sin: Tensor) -> Tensor:
+    """[T, N, D], [T] int, [length, D] -> [T, N, D]. Tokens of x may lie apart."""
+    if x.stride()[1:] != (x.shape[2], 1):
+        x = x.contiguous()
+    positions = positions.int()
+    out = torch.empty(x.shape)
+    pointers = (positions.data_ptr(), cos_sin.data_ptr(), out.data_ptr())
+    _call("labkit_rope", x.data_ptr(), x.stride(0), *pointers, *x.shape)
+    return out
 
 
 def decode_attention(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from labkit.config import RopeConfig
+from labkit.kernels import backend, native
 
 
 def rope_table(rope: RopeConfig, head_dim: int, length: int, device: torch.device) -> Tensor:
@@ -38,6 +39,8 @@ def apply_rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tupl
     Returns:
         q and k turned, as new tensors of the same shapes and types.
     """
+    if backend.on_cpp(q, k, cos_sin):
+        return native.rope(q, positions, cos_sin), native.rope(k, positions, cos_sin)
     cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # each [T, 1, D/2]
     return _turn(q, cos, sin), _turn(k, cos, sin)
 

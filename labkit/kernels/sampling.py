@@ -85,6 +85,8 @@ def _draw(values: Tensor, ids: Tensor, deterministic: Tensor, keys: Tensor) -> T
 
 def greedy(logits: Tensor) -> Tensor:
     """The largest logit of each row [S, V], the lowest id on a tie -> [S] int64."""
+    if logits.device.type == "cpu":  # NumPy's is vectorised, PyTorch's is not: 0.05 ms for [8, 49152] instead of 0.6
+        return torch.from_numpy(logits.numpy().argmax(-1))
     return logits.argmax(-1)
 
 

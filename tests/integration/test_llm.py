@@ -285,6 +285,24 @@ def test_stats_from_another_thread(checkpoint):
         assert seen and set(seen) == {llm.engine.stats().kv_blocks_total}
 
 
+def test_metrics_count_what_the_user_got(checkpoint):
+    with engine(checkpoint("llama")) as llm:
+        run(llm, [[5, 6, 7]] * 3, GREEDY)
+        abandoned = llm.stream([9], SamplingParams(max_tokens=50, ignore_eos=True))
+        next(abandoned)
+        abandoned.close()
+        run(llm, [[5]], SamplingParams(temperature=0, max_tokens=1))
+        value = llm.metrics.registry.get_sample_value
+        assert value("labkit_prompt_tokens_total") == 3 * 3 + 1 + 1
+        assert value("labkit_generation_tokens_total") == llm.engine.stats().tokens_out == 3 * 6 + 1 + 1
+        assert value("labkit_requests_total", {"finish_reason": "length"}) == 4
+        assert value("labkit_requests_total", {"finish_reason": "abort"}) == 1
+        assert value("labkit_time_to_first_token_seconds_count") == 5
+        assert value("labkit_inter_token_latency_seconds_count") == 3 * 5
+        assert value("labkit_kv_cache_usage_ratio") == 0
+        assert b"labkit_step_tokens_bucket" in llm.metrics.render()
+
+
 def test_unseeded_requests_follow_the_engines_seed(checkpoint):
     params = SamplingParams(max_tokens=8, ignore_eos=True)
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from labkit.kernels import activation, attention, backend, linear, native, rms_norm
+from labkit.config import RopeConfig
+from labkit.kernels import activation, attention, backend, linear, native, rms_norm, rope
 
 needs_cpp = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
 
@@ -91,6 +92,21 @@ def test_silu_mul(rows: int, width: int) -> None:
     want = activation.silu_mul(gate_up.clone())
     for given in (gate_up, gate_up.t().contiguous().t()):
         torch.testing.assert_close(native.silu_mul(given), want, rtol=2e-6, atol=1e-6)
+
+
+@needs_cpp
+@pytest.mark.parametrize("tokens", [0, 1, 5, 40])
+@pytest.mark.parametrize("head_dim", [2, 24, 64, 80])
+def test_rope(tokens: int, head_dim: int) -> None:
+    table = rope.rope_table(RopeConfig(), head_dim, 100, torch.device("cpu"))
+    positions = torch.randperm(100)[:tokens].int()
+    rows = noise(tokens, 9 * head_dim)  # queries and keys lie side by side, so tokens are apart
+    q, k = rows.view(-1, 9, head_dim).split((6, 3), dim=1)
+    for got, want in zip(
+        (native.rope(q, positions, table), native.rope(k, positions.long(), table)),
+        rope.apply_rope(q, k, positions, table),
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
 @needs_cpp

