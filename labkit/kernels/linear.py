@@ -39,13 +39,14 @@ from torch.nn import functional
 from labkit.kernels import backend, native
 from labkit.kernels.jit import jit, tl, triton
 from labkit.kernels.launch import dependent
-from labkit.kernels.tiles import power_of_two
+from labkit.kernels.tiles import has_room, power_of_two
 
 CPP_ROWS = range(1, 13)  # where C++ is ahead
 FEW_ROWS = range(4, 65)  # where W Xᵀ is ahead on a CPU, the cost of its layout included
 GEMV_ROWS = 2  # up to which a GPU takes `gemv`
 TILE = 16  # rows and outputs of a program of `few_rows`
 FEW_WEIGHTS = 1 << 22  # up to which a GPU takes `few_rows`
+FEW_SHARED = 128 << 10  # bytes of shared memory that it needs: A100 and Hopper have them
 WHOLE_ROW = 8192  # weights of one output that a program loads at once; longer rows in steps of 1024
 
 
@@ -81,7 +82,7 @@ def _on_gpu(x: Tensor, weight: Tensor) -> Callable[[Tensor, Tensor, Tensor | Non
     if rows <= GEMV_ROWS:
         return gemv
     small = weight.numel() <= FEW_WEIGHTS and x.dtype != torch.float32
-    return few_rows if small and backend.has_tensor_cores(x.device) else functional.linear
+    return few_rows if small and has_room(x.device, FEW_SHARED) else functional.linear
 
 
 def gemv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

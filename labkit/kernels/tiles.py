@@ -89,6 +89,12 @@ def prefill_tile_for(dtype: torch.dtype, head_dim: int, group: int, shared: int)
     return PrefillTile(rows, 32, 4, 1)
 
 
+def has_room(device: torch.device, shared: int) -> bool:
+    """Whether tl.dot has tensor cores here, and a program may have this many bytes of shared memory."""
+    tensor_cores, most = _chip(device)
+    return tensor_cores and shared <= most
+
+
 def power_of_two(number: int) -> int:
     """The smallest one that is not below it; 1 for 0."""
     return 1 << max(0, number - 1).bit_length()

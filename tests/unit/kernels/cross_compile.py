@@ -119,8 +119,9 @@ def launch_pointwise(dtype: torch.dtype) -> None:
     rms_norm.add_rms_norm_triton(x, x, weight, 1e-6)
     activation.silu_mul_triton(x)
     linear.gemv(x, x)
-    linear.few_rows(x, x, weight[:3])
-    linear.few_rows(x[:, :576], torch.zeros(7, 576, dtype=dtype))
+    if tiles.has_room(x.device, linear.FEW_SHARED):
+        linear.few_rows(x, x, weight[:3])
+        linear.few_rows(x[:, :576], torch.zeros(7, 576, dtype=dtype))
     linear.gemv(x[:1, :576], torch.zeros(7, 576, dtype=dtype), weight[:7])
     linear.gemv(torch.zeros(8, 14336, dtype=dtype), torch.zeros(1, 14336, dtype=dtype))
 
