@@ -46,7 +46,7 @@ FEW_ROWS = range(4, 65)  # where W Xᵀ is ahead on a CPU, the cost of its layou
 GEMV_ROWS = 2  # up to which a GPU takes `gemv`
 TILE = 16  # rows and outputs of a program of `few_rows`
 FEW_WEIGHTS = 1 << 22  # up to which a GPU takes `few_rows`
-FEW_SHARED = 128 << 10  # bytes of shared memory that it needs: A100 and Hopper have them
+FEW_SHARED = 192 << 10  # bytes of shared memory that it needs: Hopper has them
 WHOLE_ROW = 8192  # weights of one output that a program loads at once; longer rows in steps of 1024
 
 
