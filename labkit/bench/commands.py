@@ -11,6 +11,7 @@ import typer
 
 # Everything heavy is imported inside the commands: `labkit --help` must not wait for torch.
 if TYPE_CHECKING:
+    from labkit.bench.kernels import KernelRecord
     from labkit.bench.record import Record
     from labkit.config import EngineConfig
 
@@ -77,6 +78,23 @@ def offline(
 
 
 @app.command()
+def kernels(
+    out: Annotated[Path | None, typer.Option(help="The JSON to write.")] = None,
+    device: Annotated[str, typer.Option(help="cuda or cuda:N.")] = "cuda",
+) -> None:
+    """Measure every operation of a step on a GPU, beside PyTorch's and beside a copy's bandwidth; write raw JSON."""
+    import torch
+
+    from labkit.bench.kernels import measure
+    from labkit.bench.record import write_json
+
+    record = measure(torch.device(device), ["labkit", *sys.argv[1:]], typer.echo)
+    path = out or _free_name(RECORDED, record)
+    write_json(record, path)
+    typer.echo(f"wrote {path}", err=True)
+
+
+@app.command()
 def plot(
     file: Annotated[Path, typer.Argument(help="A trace (.jsonl) or a record (.json).")],
     perfetto: Annotated[
@@ -118,10 +136,10 @@ def _engine_config(**fields: object) -> EngineConfig:
         raise typer.BadParameter(str(error)) from error
 
 
-def _free_name(folder: Path, record: Record) -> Path:
+def _free_name(folder: Path, record: Record | KernelRecord) -> Path:
     """data/recorded/cpu-offline-2026-11-30.json; raw results are never overwritten, so a second one gets -2."""
     gpus = record.machine.gpus if record.device.startswith("cuda") else []
     kind = gpus[0].name.removeprefix("NVIDIA ").split()[0].lower() if gpus else "cpu"
-    stem = f"{kind}-offline-{datetime.date.fromisoformat(record.date[:10])}"
+    stem = f"{kind}-{record.kind}-{datetime.date.fromisoformat(record.date[:10])}"
     names = (f"{stem}.json" if n == 1 else f"{stem}-{n}.json" for n in range(1, 1000))
     return next(folder / name for name in names if not (folder / name).exists())

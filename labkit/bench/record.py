@@ -179,8 +179,7 @@ def compare(model: str, rows: list[Summary], ours: str = "labkit") -> list[Compa
 
 def write_record(record: Record, path: Path) -> Path:
     """Write the JSON to `path` and the medians to a CSV beside it, whose path is returned."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    write_json(record, path)
     table = path.with_suffix(".csv")
     names = [field.name for field in msgspec.structs.fields(Summary)]
     with table.open("w", newline="", encoding="utf-8") as file:
@@ -191,6 +190,12 @@ def write_record(record: Record, path: Path) -> Path:
             ratio = ratios.get((row.workload, row.engine))
             writer.writerow({"model": record.model, **msgspec.structs.asdict(row), "labkit_over_this": ratio})
     return table
+
+
+def write_json(record: msgspec.Struct, path: Path) -> None:
+    """Write a record for machines and for people to read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
 
 
 def read_record(path: Path) -> Record:

@@ -29,9 +29,11 @@ import torch
 from torch import Tensor
 
 from labkit.config import EngineConfig
+from labkit.engine.graphs import BLOCK, SLOT, START, TABLE_COLUMN, TABLE_SLOT, DecodeGraphs
 from labkit.engine.request import Chunk, ChunkResult, Sequence, Step, TokenLogprobs
-from labkit.engine.sampler import LOGPROBS, DrawPlan, Sampler, token_logprobs
+from labkit.engine.sampler import FILTERED, LOGPROBS, DrawPlan, Sampler, token_logprobs
 from labkit.kernels.attention import AttentionBatch, PromptChunk
+from labkit.kernels.prefill_attention import Prompts, make_prompts
 from labkit.models.decoder import Decoder, DecoderBatch
 
 LOGPROB_ROWS = 256  # logits that prompt_logprobs holds at once; 50 MB with a vocabulary of 49,152
@@ -80,9 +82,17 @@ class Runner:
         )
         self.kv_bytes = self.kv_cache.nbytes
         width = -(-max_model_len // self.block_size)
-        self._block_tables = torch.zeros(config.max_num_seqs, width, dtype=torch.int32, device=device)
-        self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int32, device=device)
-        self._sampler = Sampler(config.max_num_seqs, shape.vocab_size, device)
+        self.max_model_len = max_model_len
+        # One slot more than there are requests: that of padding, whose blocks are all the scratch block.
+        slots = config.max_num_seqs + 1
+        self._block_tables = torch.zeros(slots, width, dtype=torch.int32, device=device)
+        self._block_tables[-1] = num_blocks
+        self._last_tokens = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._sampler = Sampler(slots, shape.vocab_size, device, fused=model.backend == "triton")
+        self._padding = [slots - 1, 0, slots - 1, 0, num_blocks]
+        self._graphs: DecodeGraphs | None = None
+        if config.cuda_graphs and model.backend == "triton" and device.type == "cuda":
+            self._graphs = DecodeGraphs(self._padding, config.max_num_seqs, device)
         self._staging = torch.empty(0, dtype=torch.int32)
         # When the GPU has read the staging buffer: a step that draws nothing does not wait for it otherwise.
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
@@ -97,6 +107,10 @@ class Runner:
         # The order that attention wants; Python's sort is stable, and the scheduler's order is this one already.
         chunks = sorted(step.chunks, key=lambda chunk: not chunk.is_decode)
         plan = self._sampler.plan([chunk for chunk in chunks if chunk.draws], step.admitted)
+        if self._graphs is not None and chunks[-1].is_decode and not step.admitted and plan.is_simple:
+            tokens = self._graphs.run(self._decode, self._decode_rows(plan.chunks), bool(plan.needs & FILTERED))
+            drawn = {id(chunk): ChunkResult(token) for chunk, token in zip(plan.chunks, tokens, strict=True)}
+            return [drawn[id(chunk)] for chunk in step.chunks]
         upload = self._upload(chunks, step.admitted, plan)
         if upload.blocks.numel():
             self._block_tables.index_put_((upload.blocks[0].long(), upload.blocks[1].long()), upload.blocks[2])
@@ -109,6 +123,36 @@ class Runner:
         if plan.chunks:
             self._draw(hidden, plan, upload, results)
         return [results[id(chunk)] for chunk in step.chunks]
+
+    def _decode_rows(self, chunks: list[Chunk]) -> np.ndarray:
+        """What `_decode` is told of chunks that are all decodes: [5, n], as in `graphs`."""
+        nothing = self._padding[TABLE_SLOT:]
+        rows = [
+            (chunk.seq.slot, chunk.start, *nothing)
+            if not chunk.new_blocks
+            else (chunk.seq.slot, chunk.start, chunk.seq.slot, len(chunk.seq.block_table) - 1, chunk.new_blocks[0])
+            for chunk in chunks
+        ]
+        return np.array(rows, np.int32).T
+
+    def _decode(self, rows: Tensor, filtered: bool) -> Tensor:
+        """A step of decodes alone, by requests that want nothing but a token: [5, n] int32 -> [n]. What graphs hold."""
+        slots, starts = rows[SLOT], rows[START]
+        self._block_tables.index_put_((rows[TABLE_SLOT].long(), rows[TABLE_COLUMN].long()), rows[BLOCK])
+        ends = starts + 1
+        attention = AttentionBatch(
+            self._places(slots, starts), self._block_tables.index_select(0, slots), ends, self.max_model_len
+        )
+        batch = DecoderBatch(self._last_tokens.index_select(0, slots), starts, attention)
+        logits = self.model.logits(self.model.forward(batch, self.kv_cache))
+        tokens = self._sampler.draw_fused(logits, slots, ends, filtered)
+        self._last_tokens.index_copy_(0, slots.long(), tokens.int())
+        return tokens
+
+    def _places(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Where keys and values of these tokens [T] go: [T] int64, in tokens from the pool's start."""
+        blocks = self._block_tables[slots.long(), (positions // self.block_size).long()]
+        return blocks.long() * self.block_size + positions % self.block_size
 
     def _upload(self, chunks: list[Chunk], admitted: list[Sequence], plan: DrawPlan) -> Upload:
         """Fills the staging buffer and copies it to the device."""
@@ -155,6 +199,7 @@ class Runner:
         slots, starts, lengths = upload.chunks.unbind(0)
         decodes = sum(chunk.is_decode for chunk in chunks)
         token_ids = self._last_tokens.index_select(0, slots[:decodes])
+        total = decodes
         if decodes == len(chunks):
             token_slots, positions = slots, starts.clone()
         else:
@@ -165,20 +210,28 @@ class Runner:
             rows = torch.arange(total, device=self.device)
             positions = (rows + (starts - first_rows).index_select(0, owner)).int()
             token_slots = slots.index_select(0, owner)
-        blocks = self._block_tables[token_slots.long(), (positions // self.block_size).long()]
-        slot_mapping = blocks.long() * self.block_size + positions % self.block_size
         max_context = max((chunk.start + 1 for chunk in chunks[:decodes]), default=0)
         return DecoderBatch(
             token_ids,
             positions,
             AttentionBatch(
-                slot_mapping,
+                self._places(token_slots, positions),
                 self._block_tables[:, : self._num_blocks(max_context)].index_select(0, slots[:decodes]),
                 starts[:decodes] + 1,
                 max_context,
                 self._prompt_chunks(chunks, decodes),
+                self._prompts(decodes, total - decodes, upload) if decodes < len(chunks) else None,
             ),
         )
+
+    def _prompts(self, decodes: int, rows: int, upload: Upload) -> Prompts | None:
+        """All chunks of prompts, `rows` tokens, for a kernel that takes them at once."""
+        tile = self.model.prefill_tile
+        if tile is None:
+            return None
+        slots, starts, lengths = upload.chunks[:, decodes:].unbind(0)
+        group = self.model.config.num_heads // self.model.config.num_kv_heads
+        return make_prompts(tile, group, rows, self._block_tables.index_select(0, slots), lengths, starts + lengths)
 
     def _prompt_chunks(self, chunks: list[Chunk], decodes: int) -> list[PromptChunk]:
         out = []

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from labkit.engine.request import Chunk, Sequence, TokenLogprobs
-from labkit.kernels import sampling
+from labkit.kernels import draw, sampling
+from labkit.kernels.draw import Changes
 
 NUM_PARAMETERS = 10
 SAMPLED, FILTERED, PENALISED, ADJUSTED, LOGPROBS = 1, 2, 4, 8, 16  # what a slot's request needs
@@ -41,11 +42,21 @@ class DrawPlan:
     parameters: np.ndarray  # [admitted, 1 + NUM_PARAMETERS] int32: slot, then its row
     history: np.ndarray  # [3, n] int32: slot, token, 1 if in the output; of admitted requests with penalties
 
+    @property
+    def is_simple(self) -> bool:
+        """Nobody wants more than a draw from what the model says."""
+        return not self.needs & (PENALISED | ADJUSTED | LOGPROBS)
+
 
 class Sampler:
-    """Sampling parameters and token counts of all slots."""
+    """Sampling parameters and token counts of all slots.
 
-    def __init__(self, slots: int, vocab_size: int, device: torch.device):
+    Args:
+        fused: whether `kernels.draw` does everything at once, in Triton; else `kernels.sampling`, kind by kind.
+    """
+
+    def __init__(self, slots: int, vocab_size: int, device: torch.device, fused: bool = False):
+        self.fused = fused
         self.slots = slots
         self.vocab_size = vocab_size
         self.device = device
@@ -102,13 +113,21 @@ class Sampler:
         """Draws one token for each row.
 
         Args:
-            logits: [S, V] float32, the model's own. Left as it is.
+            logits: [S, V], the model's own. Left as they are.
             slots, positions: [S] int: whose row it is, and the index in the sequence of the token to draw
             adjustments: [3, n] and penalised: [n], the plan's, on the device
 
         Returns:
             [S] int64
         """
+        if self.fused:
+            changes = Changes()
+            if adjustments.shape[1]:
+                changes.adjustments = adjustments
+            if plan.needs & PENALISED:
+                changes.seen, changes.counts = self._seen, self._counts
+            return self.draw_fused(logits, slots, positions, bool(plan.needs & FILTERED), changes)
+        logits = logits.float()
         if plan.needs & (ADJUSTED | PENALISED):
             logits = self._change(logits.clone(), plan, slots, adjustments, penalised)
         if not plan.needs & (SAMPLED | FILTERED):
@@ -122,6 +141,12 @@ class Sampler:
             self._counts.index_put_(where, torch.ones_like(penalised), accumulate=True)
             self._seen.index_put_(where, torch.ones_like(penalised, dtype=torch.bool))
         return tokens
+
+    def draw_fused(
+        self, logits: Tensor, slots: Tensor, positions: Tensor, filtered: bool, changes: Changes | None = None
+    ) -> Tensor:
+        """`draw` without a plan, for a graph: `filtered` says whether any row has filters."""
+        return draw.draw(logits, self._parameters, slots, positions, filtered=filtered, changes=changes)[0]
 
     def _change(self, logits: Tensor, plan: DrawPlan, slots: Tensor, adjustments: Tensor, penalised: Tensor) -> Tensor:
         """Bias, bans of min_tokens, and penalties, in place."""
@@ -174,7 +199,7 @@ class Sampler:
 
 def token_logprobs(logits: Tensor, tokens: Tensor, wanted: list[int]) -> list[TokenLogprobs]:
     """What the model itself thinks of tokens [S], given its logits [S, V]; wanted: how many of the best, for each."""
-    own, rank, ids, values = sampling.log_probabilities(logits, tokens, max(wanted))
+    own, rank, ids, values = sampling.log_probabilities(logits.float(), tokens, max(wanted))
     columns = (tokens.tolist(), own.tolist(), rank.tolist(), ids.tolist(), values.tolist())
     return [
         TokenLogprobs(token, logprob, rank, best[:k], best_logprobs[:k])

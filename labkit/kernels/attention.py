@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from labkit.kernels import backend, native
+from labkit.kernels.prefill_attention import Prompts
 
 CPU_PIECE = 128  # queries that causal attention takes at once: 512 tokens cost 6.3 ms instead of 8.1
 DECODES = -1  # in place of a chunk's first row, for the mask of all decodes
@@ -49,6 +50,7 @@ class AttentionBatch:
     context_lens: Tensor  # [num_decodes] int: tokens each decode sees, itself included
     max_context: int  # the largest of them; known to the host, so that nothing waits for the device
     chunks: list[PromptChunk] = field(default_factory=list)
+    prompts: Prompts | None = None  # the chunks once more, where a kernel takes all of them at once
     masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)  # (first row, window): made when needed
 
     @property
@@ -77,16 +79,37 @@ def attention(
     parts = [decode_attention(q[:decodes], k_cache, v_cache, batch, window)] if decodes else []
     for chunk in batch.chunks:
         rows = slice(chunk.row, chunk.row + chunk.length)
-        keys, values = k[rows], v[rows]
-        if chunk.start > 0:
-            # With a window, the blocks that even the chunk's first token cannot see are not read.
-            first = 0 if window is None else max(0, chunk.start - window + 1) // k_cache.shape[1]
-            context = chunk.start + chunk.length - first * k_cache.shape[1]
-            blocks = chunk.block_table[first:]
-            keys, values = (_gather(cache, blocks)[:context] for cache in (k_cache, v_cache))
-        mask = _chunk_mask(batch, chunk, keys.shape[0], window, q)
-        parts.append(causal_attention(q[rows], keys, values, mask))
+        own = (k[rows], v[rows]) if chunk.start == 0 else None
+        parts.append(chunk_attention(q[rows], k_cache, v_cache, batch, chunk, window, own))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def chunk_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionBatch,
+    chunk: PromptChunk,
+    window: int | None = None,
+    own: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """One chunk's tokens against everything in its blocks, which must hold the chunk's own keys and values already.
+
+    Args:
+        q: [T, H, D], the chunk's rows
+        own: the chunk's keys and values [T, K, D], if they are at hand and there is nothing before them
+
+    Returns:
+        [T, H, D]
+    """
+    if own is None:
+        # With a window, the blocks that even the chunk's first token cannot see are not read.
+        first = 0 if window is None else max(0, chunk.start - window + 1) // k_cache.shape[1]
+        context = chunk.start + chunk.length - first * k_cache.shape[1]
+        blocks = chunk.block_table[first:]
+        own = (_gather(k_cache, blocks)[:context], _gather(v_cache, blocks)[:context])
+    keys, values = own
+    return causal_attention(q, keys, values, _chunk_mask(batch, chunk, keys.shape[0], window, q))
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:

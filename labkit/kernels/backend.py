@@ -1,7 +1,10 @@
 """Devices, number formats and kernel backends: what this machine can run, and what is picked.
 
-An operation has up to two versions so far: ``torch``, the reference that defines it, on any device, and ``cpp``, what
-"auto" means for float32 on a CPU with a C++ compiler. ``triton`` and ``cuda`` come next; asking for them says so.
+An operation has up to four versions: ``torch`` (the reference that defines it, on any device), ``triton``, ``cuda``
+(not there yet; asking for it says so) and ``cpp``, what "auto" means for float32 on a CPU with a C++ compiler.
+
+The function that everybody calls picks: it asks `on_cpp` and `on_triton`, hands over if one says yes, and is itself the
+``torch`` version. So a lesson that replaces the function replaces all of them.
 """
 
 from __future__ import annotations
@@ -13,10 +16,13 @@ import torch
 
 from labkit.errors import KernelError, ModelError
 from labkit.kernels import native
+from labkit.kernels.jit import interpreted, triton
 
 BACKENDS = ("torch", "triton", "cuda")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 BFLOAT16_SINCE = (8, 0)  # compute capability (Ampere); older GPUs only emulate it, slowly
+TRITON_SINCE = (7, 5)  # compute capability (Turing)
+MAX_HEAD_DIM = 256  # what attention keeps in registers and shared memory
 
 current = "torch"  # the version that operations use now: the one global choice, made by the decoder for each pass
 
@@ -82,16 +88,34 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def unavailable(backend: str, device: torch.device) -> str | None:
-    """Why a backend cannot run on this device; None if it can."""
+def unavailable(
+    backend: str, device: torch.device, dtype: torch.dtype | None = None, head_dim: int | None = None
+) -> str | None:
+    """Why a backend cannot run on this device, with these weights if they are known; None if it can."""
     if backend == "torch":
         return None
-    if device.type != "cuda":
-        return f"it needs a CUDA GPU, and the device is {device.type}"
-    return "its kernels are not part of this version"
+    if backend == "cuda":
+        if device.type != "cuda":
+            return f"it needs a CUDA GPU, and the device is {device.type}"
+        return "its kernels are not part of this version"
+    if triton is None:
+        return "Triton is not installed (there is none for macOS and Windows)"
+    if head_dim is not None and head_dim > MAX_HEAD_DIM:
+        return f"its attention takes heads of {MAX_HEAD_DIM} numbers at most, and these have {head_dim}"
+    if device.type == "cuda":
+        known = facts(device)
+        if known.capability is not None and known.capability < TRITON_SINCE:
+            major, minor = known.capability
+            return f"it needs compute capability 7.5, and {known.name} has {major}.{minor}"
+        return None
+    if device.type != "cpu" or not interpreted():
+        return f"it needs a CUDA GPU, and the device is {device.type} (tests of small shapes: TRITON_INTERPRET=1)"
+    if dtype == torch.bfloat16:
+        return "its interpreter computes bfloat16 wrongly; use float32 or float16"
+    return None
 
 
-def choose(kernels: str, device: torch.device, dtype: torch.dtype | None = None) -> str:
+def choose(kernels: str, device: torch.device, dtype: torch.dtype | None = None, head_dim: int | None = None) -> str:
     """The backend that `kernels` of the configuration means on this device.
 
     `auto` is the last of `BACKENDS` that can run; on a CPU cpp for float32 if it can be built, otherwise torch.
@@ -103,10 +127,10 @@ def choose(kernels: str, device: torch.device, dtype: torch.dtype | None = None)
         if device.type == "cpu" and dtype == torch.float32 and native.missing() is None:
             return "cpp"
         names = reversed(BACKENDS) if device.type == "cuda" else ("torch",)
-        return next(name for name in names if unavailable(name, device) is None)
+        return next(name for name in names if unavailable(name, device, dtype, head_dim) is None)
     if kernels not in BACKENDS:
         raise KernelError(f"kernels is {kernels!r}; it can be auto, {', '.join(BACKENDS)}")
-    reason = unavailable(kernels, device)
+    reason = unavailable(kernels, device, dtype, head_dim)
     if reason is not None:
         raise KernelError(f"kernels is {kernels!r}, but {reason}; use kernels='torch' or 'auto'")
     return kernels
@@ -121,6 +145,17 @@ def use(name: str) -> None:
 def on_cpp(*tensors: torch.Tensor) -> bool:
     """Whether an operation on these goes to C++."""
     return current == "cpp" and all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+
+
+def on_triton() -> bool:
+    """Whether an operation goes to Triton."""
+    return current == "triton"
+
+
+def has_tensor_cores(device: torch.device) -> bool:
+    """Whether Triton's tl.dot runs on tensor cores. On Turing (7.5) it does not, and kernels without it are faster."""
+    capability = facts(device).capability
+    return capability is None or capability >= BFLOAT16_SINCE
 
 
 def cpu_name() -> str:

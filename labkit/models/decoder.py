@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from labkit.config import ModelConfig
-from labkit.kernels import activation, attention, backend, linear, rms_norm, rope
+from labkit.kernels import activation, attention, backend, linear, paged_attention, qkv_rope, rms_norm, rope, tiles
 from labkit.kernels.attention import AttentionBatch
 from labkit.models.layout import DecoderWeights, LayerWeights
 
@@ -54,7 +54,12 @@ class Decoder:
         device = weights.embedding.device
         self.config = config
         self.weights = weights
-        self.backend = backend.choose(kernels, device, weights.embedding.dtype)
+        self.backend = backend.choose(kernels, device, weights.embedding.dtype, config.head_dim)
+        # None: prompts are attended to one by one
+        self.prefill_tile = None
+        if self.backend == "triton":
+            group = config.num_heads // config.num_kv_heads
+            self.prefill_tile = tiles.prefill_tile(weights.embedding.dtype, config.head_dim, group, device)
         self.cos_sin = rope.rope_table(config.rope, config.head_dim, max_model_len, device)
 
     def forward(self, batch: DecoderBatch, kv_cache: Tensor) -> Tensor:
@@ -79,22 +84,60 @@ class Decoder:
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every token of the vocabulary: [rows, E] -> [rows, V] float32."""
+        """Scores of every token of the vocabulary: [rows, E] -> [rows, V], of the weights' type."""
         backend.use(self.backend)
-        return linear.linear(hidden, self.weights.lm_head).float()
+        return linear.linear(hidden, self.weights.lm_head)
 
     def _attention(self, x: Tensor, layer: LayerWeights, index: int, batch: DecoderBatch, kv_cache: Tensor) -> Tensor:
         """[T, E] -> [T, E]; kv_cache is this layer's [2, N, B, K, D]."""
+        k_cache, v_cache = kv_cache.unbind(0)
+        window = self.config.sliding_windows[index]
+        qkv = linear.linear(x, layer.qkv, layer.qkv_bias)
+        attend = self._attend_triton if backend.on_triton() else self._attend
+        out = attend(qkv, layer, batch, k_cache, v_cache, window)
+        return linear.linear(out.flatten(1), layer.output)
+
+    def _attend(
+        self,
+        qkv: Tensor,
+        layer: LayerWeights,
+        batch: DecoderBatch,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        window: int | None,
+    ) -> Tensor:
+        """QK-norm, RoPE and attention, one after the other: [T, (H + 2K) D] -> [T, H, D]"""
         config = self.config
-        heads, kv_heads = config.num_heads, config.num_kv_heads
-        qkv = linear.linear(x, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, config.head_dim)
-        q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        heads = qkv.view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q = rms_norm.rms_norm(q, layer.q_norm, config.rms_norm_eps)
             k = rms_norm.rms_norm(k, layer.k_norm, config.rms_norm_eps)
         q, k = rope.apply_rope(q, k, batch.positions, self.cos_sin)
-        out = attention.attention(q, k, v, kv_cache[0], kv_cache[1], batch.attention, config.sliding_windows[index])
-        return linear.linear(out.flatten(1), layer.output)
+        return attention.attention(q, k, v, k_cache, v_cache, batch.attention, window)
+
+    def _attend_triton(
+        self,
+        qkv: Tensor,
+        layer: LayerWeights,
+        batch: DecoderBatch,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        window: int | None,
+    ) -> Tensor:
+        """The same with everything before attention, and the KV store, in one kernel."""
+        q = qkv_rope.norm_rope_store_triton(
+            qkv,
+            batch.positions,
+            self.cos_sin,
+            k_cache,
+            v_cache,
+            batch.attention.slot_mapping,
+            layer.q_norm,
+            layer.k_norm,
+            self.config.rms_norm_eps,
+        )
+        return paged_attention.paged_attention(q, k_cache, v_cache, batch.attention, window)
 
     def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
         """[T, E] -> [T, E]"""

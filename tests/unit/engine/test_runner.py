@@ -11,6 +11,7 @@ import torch
 from labkit.config import EngineConfig, SamplingParams
 from labkit.engine.request import Chunk, ChunkResult, Sequence, Step
 from labkit.engine.runner import Runner
+from labkit.kernels import backend
 from tests.unit.models.test_decoder import MODELS, decoder_of, reference
 
 BLOCK = 8
@@ -20,8 +21,8 @@ VOCAB = 101
 class Engine:
     """The least scheduler there can be: blocks are handed out in a scattered order and never given back."""
 
-    def __init__(self, model: Any, slots: int = 4, num_blocks: int = 80):
-        decoder = decoder_of(model)
+    def __init__(self, model: Any, slots: int = 4, num_blocks: int = 80, kernels: str = "torch"):
+        decoder = decoder_of(model, kernels)
         config = EngineConfig(block_size=BLOCK, max_num_seqs=slots)
         kind = {"device": torch.device("cpu"), "dtype": torch.float32}
         self.runner = Runner(decoder, config, num_blocks=num_blocks, max_model_len=256, **kind)  # type: ignore[arg-type]
@@ -69,11 +70,14 @@ def prompts(*lengths: int) -> list[list[int]]:
     return [torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in lengths]
 
 
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("triton", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
-def test_chunks_and_ragged_decodes_agree_with_transformers(name: str) -> None:
+def test_chunks_and_ragged_decodes_agree_with_transformers(name: str, kernels: str) -> None:
     """Prompts of several lengths in pieces of several sizes, in the same steps as the decodes of others."""
+    if kernels == "triton" and backend.unavailable("triton", torch.device("cpu")) is not None:
+        pytest.skip("needs Triton's interpreter")
     model = reference(name)
-    engine = Engine(model)
+    engine = Engine(model, kernels=kernels)
     seqs = [engine.sequence(p, slot, logprobs=3) for slot, p in enumerate(prompts(1, 8, 37, 70))]
     a, b, c, d = seqs
     found: dict[int, list[Any]] = {id(seq): [] for seq in seqs}

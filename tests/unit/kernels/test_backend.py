@@ -55,14 +55,43 @@ def test_an_old_gpu_has_no_bfloat16(turing: None) -> None:
         backend.resolve_dtype("bfloat16", GPU)
 
 
-@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
-def test_only_torch_so_far(device: torch.device) -> None:
-    assert backend.choose("auto", device) == backend.choose("torch", device) == "torch"
+def test_backends_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert backend.choose("auto", CPU) == backend.choose("torch", CPU) == "torch"
     for name in ("triton", "cuda"):
-        with pytest.raises(KernelError, match=f"{name}.*but.*kernels='torch'"):
-            backend.choose(name, device)
+        with pytest.raises(KernelError, match=f"{name}.*but.*needs a CUDA GPU.*kernels='torch'"):
+            backend.choose(name, CPU)
     with pytest.raises(KernelError, match="auto, torch, triton, cuda"):
-        backend.choose("metal", device)
+        backend.choose("metal", CPU)
+
+
+def test_the_interpreter_is_never_chosen_but_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert backend.choose("auto", CPU) == "torch"
+    assert backend.choose("triton", CPU, torch.float16, 80) == "triton"
+    with pytest.raises(KernelError, match="bfloat16"):
+        backend.choose("triton", CPU, torch.bfloat16)
+
+
+def test_backends_on_a_gpu(turing: None) -> None:
+    pytest.importorskip("triton")
+    assert backend.choose("auto", GPU) == backend.choose("triton", GPU, torch.float16, 256) == "triton"
+    assert backend.choose("auto", GPU, torch.float16, 320) == "torch"
+    with pytest.raises(KernelError, match=r"256.*320"):
+        backend.choose("triton", GPU, torch.float16, 320)
+    with pytest.raises(KernelError, match="not part of this version"):
+        backend.choose("cuda", GPU)
+    assert not backend.has_tensor_cores(GPU)
+
+
+def test_too_old_for_triton(turing: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    known = backend.DeviceFacts(GPU, "Tesla P100", (6, 0), torch.float16, 16 << 30, None)
+    monkeypatch.setattr(backend, "facts", lambda device: known)
+    assert backend.choose("auto", GPU) == "torch"
+    with pytest.raises(KernelError, match=r"7\.5.*P100.*6\.0"):
+        backend.choose("triton", GPU)
 
 
 def test_facts_of_the_cpu() -> None:

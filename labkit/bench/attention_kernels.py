@@ -1,0 +1,135 @@
+"""Attention's rows of `labkit bench kernels`, at the shape of Qwen3-0.6B: 16 query heads, 8 of keys and values, D 128.
+
+Decoding is bound by memory: what counts is GB/s against the keys and values that must be read. A long prompt is bound
+by arithmetic: there the time stands beside PyTorch's best scaled_dot_product_attention on dense tensors, which have no
+blocks to look up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from labkit.bench.kernels import CACHE_BYTES, KernelRow, in_turn, median_us
+from labkit.kernels import attention, decode_attention, prefill_attention, qkv_rope
+from labkit.kernels.attention import AttentionBatch
+from labkit.kernels.tiles import prefill_tile
+
+HEADS, KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 16
+DTYPE = torch.bfloat16
+MAX_SETS = 64
+DECODES = [(256, 800), (64, 400), (8, 400), (1, 400), (1, 16384)]  # sequences, tokens of each
+PROMPTS = [(8, 2048), (32, 512), (1, 8192)]
+TOKENS = [8192, 256, 1]  # of QK-norm, RoPE and KV store
+SDPA = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+
+
+def attention_rows(device: torch.device, copied: float) -> Iterator[KernelRow]:
+    """Measures all of them; `copied` is the bandwidth of a copy in bytes a second."""
+    for sequences, context in DECODES:
+        yield decode_row(device, copied, sequences, context)
+    for sequences, length in PROMPTS:
+        yield prefill_row(device, copied, sequences, length)
+    for tokens in TOKENS:
+        yield store_row(device, copied, tokens)
+
+
+def row(
+    copied: float, op: str, shape: str, size: int, us: float, reference_us: float, reference: str, flops: int = 0
+) -> KernelRow:
+    rate = size / (us * 1e-6)
+    dtype = str(DTYPE).removeprefix("torch.")
+    return KernelRow(op, shape, dtype, size, us, reference_us, reference, rate / 1e9, rate / copied, flops)
+
+
+def decode_row(device: torch.device, copied: float, sequences: int, context: int) -> KernelRow:
+    """Blocks lie scattered over the pool, and every set of inputs has its own."""
+    width = -(-context // BLOCK)
+    size = 2 * sequences * context * KV_HEADS * HEAD_DIM * DTYPE.itemsize
+    sets = max(1, min(MAX_SETS, math.ceil(CACHE_BYTES / size)))
+    k, v = _pool(sets * sequences * width, device)
+    tables = torch.randperm(sets * sequences * width, device=device).int().view(sets, sequences, width)
+    lens = torch.full((sequences,), context, dtype=torch.int32, device=device)
+    inputs: list[tuple[Tensor, ...]] = [(_normal(device, sequences, HEADS, HEAD_DIM), table) for table in tables]
+
+    def ours(q: Tensor, table: Tensor) -> Tensor:
+        return decode_attention.decode_attention(q, k, v, table, lens, context)
+
+    def reference(q: Tensor, table: Tensor) -> Tensor:
+        return attention.decode_attention(q, k, v, AttentionBatch(lens, table, lens, context))
+
+    size += 2 * inputs[0][0].nbytes + tables[0].nbytes
+    us, reference_us = in_turn(ours, inputs), in_turn(reference, inputs[:4])
+    shape = f"{sequences} x {context}"
+    return row(copied, "decode attention", shape, size, us, reference_us, "gather + SDPA")
+
+
+def prefill_row(device: torch.device, copied: float, sequences: int, length: int) -> KernelRow:
+    """Whole prompts, causal."""
+    width, rows, group = length // BLOCK, sequences * length, HEADS // KV_HEADS
+    k, v = _pool(sequences * width, device)
+    q = _normal(device, rows, HEADS, HEAD_DIM)
+    tables = torch.randperm(sequences * width, device=device).int().view(sequences, width)
+    lengths = torch.full((sequences,), length, dtype=torch.int32, device=device)
+    tile = prefill_tile(DTYPE, HEAD_DIM, group, device)
+    assert tile is not None
+    prompts = prefill_attention.make_prompts(tile, group, rows, tables, lengths, lengths)
+    us = median_us(lambda: prefill_attention.prefill_attention(q, k, v, prompts))
+    dense = (q.view(sequences, length, HEADS, HEAD_DIM), *(_dense(x, tables, group) for x in (k, v)))
+    reference_us, name = best_sdpa(*(x.transpose(1, 2).contiguous() for x in dense))
+    size = 2 * q.nbytes + k.nbytes + v.nbytes
+    flops = 4 * HEADS * HEAD_DIM * sequences * length * (length + 1) // 2
+    shape = f"{sequences} x {length}"
+    return row(copied, "prefill attention", shape, size, us, reference_us, f"SDPA, {name}", flops)
+
+
+def best_sdpa(q: Tensor, k: Tensor, v: Tensor) -> tuple[float, str]:
+    """(median microseconds, name) of the fastest of PyTorch's kernels; all are [sequences, H, length, D]."""
+    found = []
+    for name, kernel in SDPA.items():
+        try:
+            with sdpa_kernel([kernel]):
+                found.append((median_us(lambda: scaled_dot_product_attention(q, k, v, is_causal=True)), name))
+        except RuntimeError:
+            continue  # not built in, or not for this GPU
+    return min(found, default=(math.nan, "none"))
+
+
+def store_row(device: torch.device, copied: float, tokens: int) -> KernelRow:
+    """QK-norm, RoPE and the KV store of one layer."""
+    k, v = _pool(-(-tokens // BLOCK) * 4, device)
+    width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    weights = _normal(device, 2, HEAD_DIM).unbind(0)
+    table = torch.randn(4096, HEAD_DIM, device=device)
+    positions = torch.randint(4096, (tokens,), dtype=torch.int32, device=device)
+    slots = torch.randperm(k.shape[0] * BLOCK, device=device)[:tokens]
+    size = tokens * width * DTYPE.itemsize
+    count = max(1, min(MAX_SETS, CACHE_BYTES // size))
+    sets: list[tuple[Tensor, ...]] = [(_normal(device, tokens, width),) for _ in range(count)]
+
+    def call(function: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda qkv: function(qkv, positions, table, k, v, slots, *weights)
+
+    us = in_turn(call(qkv_rope.norm_rope_store_triton), sets)
+    reference_us = in_turn(call(qkv_rope.norm_rope_store), sets)
+    size = 2 * size + tokens * (HEAD_DIM * 4 + 12)
+    return row(copied, "QK-norm, RoPE, store", f"{tokens} tokens", size, us, reference_us, "PyTorch's definition")
+
+
+def _normal(device: torch.device, *shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=DTYPE, device=device)
+
+
+def _pool(blocks: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    shape = (blocks, BLOCK, KV_HEADS, HEAD_DIM)
+    return _normal(device, *shape), _normal(device, *shape)
+
+
+def _dense(cache: Tensor, tables: Tensor, group: int) -> Tensor:
+    """[sequences, length, H, D]: blocks in order, heads repeated."""
+    return cache[tables.long()].flatten(1, 2).repeat_interleave(group, dim=2)

@@ -1,0 +1,219 @@
+"""Attention of one new token a sequence, in Triton: keys and values are read where they lie, in blocks.
+
+What it computes, for every sequence s, is `attention.decode_attention`, which gathers blocks and calls PyTorch:
+
+    keys, values = the first context_lens[s] tokens (the last `window` of them) of the blocks in block_tables[s]
+    out[s]       = softmax(q[s] keysᵀ / √D) values
+
+The time goes into reading keys and values once, so everything here is about keeping enough reads in flight:
+
+- A program takes one sequence, one key/value head and all G query heads that share it, packed as rows of one tile. So
+  keys and values are read once, not G times, and a tl.dot has 16 rows, of which G are in use.
+- Few sequences would leave most of a GPU idle. Then a context is cut into splits, one program each (flash-decoding,
+  Dao et al. 2023), and a second kernel merges them by their log-sum-exp:
+
+      context of s   |───── split 0 ─────|───── split 1 ─────|─ split 2 ─|      split 3: nothing left, ends at once
+                      out 0, lse 0         out 1, lse 1        out 2, lse 2  ──merge──▶ Σ 2^(lse i - lse) out i
+
+  The number of splits comes from what the host knows (S, K and a bound on the context), their lengths from
+  context_lens on the device. So a CUDA graph captured once serves every context. Splits of a fixed length
+  (`split_size`) make a sequence's result independent of its neighbours, bit for bit: its own length decides.
+- On GPUs without tensor cores for tl.dot (Turing) the same kernel multiplies and sums instead (`DOT` false).
+
+Letters: S sequences, H query heads, K key/value heads, G = H/K, D head size, B block size, N blocks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from labkit.kernels.jit import jit, tl
+from labkit.kernels.launch import dependent
+from labkit.kernels.tiles import LOG2_E, DecodeTile, decode_tile, power_of_two
+
+PROGRAMS = 512  # that fill a GPU of 132 multiprocessors
+MAX_SPLITS = 64
+MERGE = 16  # splits that are merged at once
+
+
+def decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    max_context: int,
+    window: int | None = None,
+    split_size: int | None = None,
+    out: Tensor | None = None,
+    tile: DecodeTile | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """One token for each sequence against everything in its blocks.
+
+    Args:
+        q: [S, H, D]; a head's numbers side by side, anything else may be strided
+        k_cache, v_cache: [N, B, K, D], one layer's pool
+        block_tables: [S, at least ceil(context / B)] int32
+        context_lens: [S] int32; 0 (a padded row) gives zeros
+        max_context: a bound on context_lens that the host knows. Too low or too high costs time, not correctness.
+        window: a token sees itself and the window - 1 tokens before it; None: all of them
+        split_size: tokens a split; None: whatever is fastest for this many sequences
+        out: [S, H, D] to write into
+        tile, splits: for measuring; None: the best known
+
+    Returns:
+        [S, H, D]
+    """
+    sequences, heads, head_dim = q.shape
+    kv_heads = k_cache.shape[2]
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    if sequences == 0:
+        return out
+    seen = max_context if window is None else min(max_context, window)
+    if splits is None:
+        # A power of two: few variants to compile.
+        splits = power_of_two(-(-seen // split_size)) if split_size else num_splits(sequences, kv_heads, seen)
+    if tile is None:
+        tile = decode_tile(q, heads // kv_heads, few=split_size is None and sequences * kv_heads <= 16)
+    # With one split the kernel writes the result itself; `out` then stands in for the two arrays that are not needed.
+    partial, lse = out, out
+    if splits > 1:
+        partial = torch.empty(sequences, heads, splits, head_dim, dtype=torch.float32, device=q.device)
+        lse = torch.empty(sequences, heads, splits, dtype=torch.float32, device=q.device)
+    row_blocks = -(-(heads // kv_heads) // tile.rows)
+    shared = dict(WINDOW=window or 0, SPLIT=split_size or 0, SPLITS=splits, TILE=tile.tokens)
+    shared |= dict(D=head_dim, DP=max(16, power_of_two(head_dim)))
+    decode_kernel[(kv_heads * row_blocks, sequences, splits)](
+        q, k_cache, v_cache, block_tables, context_lens, out, partial, lse,
+        head_dim**-0.5 * LOG2_E, *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
+        block_tables.stride(0), *out.stride()[:2],
+        B=k_cache.shape[1], G=heads // kv_heads, ROWS=tile.rows, ROW_BLOCKS=row_blocks, DOT=tile.dot, **shared,
+        num_warps=tile.warps, num_stages=tile.stages, **dependent(q.device),
+    )  # fmt: skip
+    if splits > 1:
+        merge_kernel[(heads, sequences)](
+            partial, lse, context_lens, out, *out.stride()[:2], H=heads, MERGE=MERGE, **shared, num_warps=4,
+            **dependent(q.device),
+        )  # fmt: skip
+    return out
+
+
+def num_splits(sequences: int, kv_heads: int, context: int) -> int:
+    """Into how many parts a context is cut, so that all programs together fill the GPU; a power of two.
+
+    Empty splits end at once, so a bound far above the real context costs little.
+    """
+    to_fill = max(1, PROGRAMS // (sequences * kv_heads))
+    return min(1 << (to_fill.bit_length() - 1), power_of_two(-(-context // 32)), MAX_SPLITS)
+
+
+@jit
+def _split_length(tokens, SPLIT: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr):
+    """Tokens of each split of a sequence of which `tokens` are seen: fixed, or a share in whole tiles."""
+    if SPLIT:
+        # A bound that was too low leaves more than SPLITS × SPLIT tokens.
+        return tl.maximum(SPLIT, tl.cdiv(tokens, SPLITS))
+    return tl.cdiv(tl.cdiv(tokens, SPLITS), TILE) * TILE
+
+
+# The tables' width changes from step to step; whether it is a multiple of 16 is not worth another compilation.
+@jit(do_not_specialize=["tables_seq"])
+def decode_kernel(
+    q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, out_ptr, partial_ptr, lse_ptr,
+    scale, q_seq, q_head, k_block, k_token, k_head, v_block, v_token, v_head, tables_seq, out_seq, out_head,
+    WINDOW: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
+    DP: tl.constexpr, B: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, ROW_BLOCKS: tl.constexpr,
+    DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (K × blocks of query heads, S, splits): heads first, because they read neighbouring bytes."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    kv_head = (tl.program_id(0) // ROW_BLOCKS).to(tl.int64)
+    seq = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    context = tl.load(lens_ptr + seq)
+    lowest = tl.maximum(context - WINDOW, 0) if WINDOW else 0
+    length = _split_length(context - lowest, SPLIT, SPLITS, TILE)
+    begin = lowest + split * length
+    end = tl.minimum(begin + length, context)
+    if SPLITS > 1 and begin >= end:
+        return  # the merge does not look at it
+
+    row = (tl.program_id(0) % ROW_BLOCKS) * ROWS + tl.arange(0, ROWS)  # of the G query heads
+    head = kv_head * G + row
+    d = tl.arange(0, DP)
+    wanted = (row < G)[:, None] & (d < D)[None, :]
+    q = tl.load(q_ptr + seq * q_seq + head[:, None] * q_head + d[None, :], mask=wanted, other=0.0)
+    best = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, DP], tl.float32)
+    for start in range(begin, end, TILE):
+        token = start + tl.arange(0, TILE)
+        inside = token < end
+        block = tl.load(tables_ptr + seq * tables_seq + token // B, mask=inside, other=0).to(tl.int64)  # pools pass 2³¹
+        there = inside[:, None] & (d < D)[None, :]
+        k_at = block * k_block + (token % B) * k_token + kv_head * k_head
+        k = tl.load(k_ptr + k_at[:, None] + d[None, :], mask=there, other=0.0)
+        v_at = block * v_block + (token % B) * v_token + kv_head * v_head
+        v = tl.load(v_ptr + v_at[:, None] + d[None, :], mask=there, other=0.0)
+        if DOT:
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        else:
+            scores = tl.sum(q[:, None, :].to(tl.float32) * k[None, :, :].to(tl.float32), axis=2)
+        scores = tl.where(inside[None, :], scores * scale, -float("inf"))
+        higher = tl.maximum(best, tl.max(scores, axis=1))  # finite: a tile has at least one token inside
+        weights = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(best - higher)
+        total = total * shrink + tl.sum(weights, axis=1)
+        if DOT:
+            acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        else:
+            acc = acc * shrink[:, None] + tl.sum(weights[:, :, None] * v[None, :, :].to(tl.float32), axis=1)
+        best = higher
+
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    if SPLITS == 1:
+        out_at = out_ptr + seq * out_seq + head[:, None] * out_head + d[None, :]
+        tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=wanted)
+    else:
+        part = (seq * (tl.num_programs(0) // ROW_BLOCKS) * G + head) * SPLITS + split
+        tl.store(partial_ptr + part[:, None] * D + d[None, :], acc, mask=wanted)
+        tl.store(lse_ptr + part, best + tl.log2(total), mask=row < G)
+
+
+@jit
+def merge_kernel(
+    partial_ptr, lse_ptr, lens_ptr, out_ptr, out_seq, out_head,
+    WINDOW: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
+    DP: tl.constexpr, H: tl.constexpr, MERGE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (H, S): one head of one sequence. Always MERGE splits at a time, so that sums keep their order."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    head = tl.program_id(0)
+    seq = tl.program_id(1).to(tl.int64)
+    context = tl.load(lens_ptr + seq)
+    tokens = tl.minimum(context, WINDOW) if WINDOW else context
+    used = tl.cdiv(tokens, tl.maximum(_split_length(tokens, SPLIT, SPLITS, TILE), 1))
+    d = tl.arange(0, DP)
+    best = -float("inf")
+    total = 0.0
+    acc = tl.zeros([DP], tl.float32)
+    for start in range(0, used, MERGE):
+        split = start + tl.arange(0, MERGE)
+        part = (seq * H + head) * SPLITS + split
+        lse = tl.load(lse_ptr + part, mask=split < used, other=-float("inf"))
+        there = (split < used)[:, None] & (d < D)[None, :]
+        outs = tl.load(partial_ptr + part[:, None] * D + d[None, :], mask=there, other=0.0)
+        higher = tl.maximum(best, tl.max(lse, axis=0))
+        weights = tl.exp2(lse - higher)
+        shrink = tl.exp2(best - higher)
+        total = total * shrink + tl.sum(weights, axis=0)
+        acc = acc * shrink + tl.sum(weights[:, None] * outs, axis=0)
+        best = higher
+    acc = acc / tl.where(total > 0, total, 1.0)
+    tl.store(out_ptr + seq * out_seq + head * out_head + d, acc.to(out_ptr.dtype.element_ty), mask=d < D)

@@ -1,0 +1,218 @@
+"""Attention of prompts in Triton: chunks of several sequences in one launch, keys and values read from their blocks.
+
+What it computes, for every chunk of a prompt, is what `attention.attention` does for it: its tokens, the last ones of
+their sequence so far, attend to all before them (the last `window` of them) and to themselves.
+
+    rows of the step     | c c c c c c c c c c | d d d d | e |        first_rows [0, 10, 14, 15]
+    tiles (4 tokens)     |── 0 ──|── 1 ──|─ 2 ─|── 3 ────| 4 |        tiles: (chunk, first token), longest work first
+
+A program takes one tile and one key/value head: its rows are tokens × the G query heads that share the keys, so that
+keys are read once for all of them. It walks over the keys with the online softmax of FlashAttention (Dao et al. 2022,
+arXiv:2205.14135); only tiles of keys that the diagonal or the window's edge cuts pay for a mask.
+
+Letters: T tokens, C chunks, H query heads, K key/value heads, G = H/K, D head size, B block size, N blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from labkit.kernels.jit import jit, tl
+from labkit.kernels.tiles import LOG2_E, PrefillTile, power_of_two
+
+
+@dataclass(slots=True)
+class Prompts:
+    """The chunks of one step as the kernel wants them, all on the device; the same for every layer."""
+
+    block_tables: Tensor  # [C, blocks of the longest] int32
+    first_rows: Tensor  # [C + 1] int32: first row of each chunk among the prompts' rows; the last is the end
+    context_lens: Tensor  # [C] int32: tokens up to the chunk's end, itself included
+    tiles: Tensor  # [2, tiles] int32 of `make_tiles`
+    tile: PrefillTile
+
+
+def make_prompts(
+    tile: PrefillTile, group: int, rows: int, block_tables: Tensor, lengths: Tensor, context_lens: Tensor
+) -> Prompts:
+    """Describes chunks to the kernel without asking the device for anything, so that a CUDA graph can hold it.
+
+    Args:
+        group: query heads for each key/value head
+        rows: of the step's prompts. Those behind the last chunk are padding.
+        block_tables: [C, W] int32
+        lengths: [C] int: tokens of each chunk; 0 for a padded one
+        context_lens: [C] int
+    """
+    first_rows = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
+    torch.cumsum(lengths, 0, dtype=torch.int32, out=first_rows[1:])
+    tiles = make_tiles(first_rows, context_lens, tile.rows // group, rows)
+    return Prompts(block_tables, first_rows, context_lens.int(), tiles, tile)
+
+
+def make_tiles(first_rows: Tensor, context_lens: Tensor, tokens: int, rows: int) -> Tensor:
+    """Cuts chunks into tiles, the ones with the most keys first: a long one started last would be waited for.
+
+    Args:
+        first_rows: [C + 1]
+        tokens: of a tile
+        rows: of the step's prompts, padding included; with C it bounds the number of tiles
+
+    Returns:
+        [2, tiles] int32: chunk (-1: nothing to do), and the tile's first token within the chunk
+    """
+    chunks = len(context_lens)
+    starts, lengths = first_rows[:-1], first_rows.diff()
+    # Chunk c's tiles are numbered from starts[c] // tokens + c, which leaves room for all of them.
+    first_tile = starts // tokens + torch.arange(chunks, device=starts.device)
+    number = torch.arange(rows // tokens + chunks, device=starts.device)
+    chunk = (torch.searchsorted(first_tile, number, right=True) - 1).clamp_(min=0)
+    first = (number - first_tile[chunk]) * tokens
+    empty = first >= lengths[chunk]
+    keys = torch.where(empty, -1, context_lens[chunk] - lengths[chunk] + first)
+    order = keys.argsort(descending=True)
+    return torch.stack((chunk.masked_fill(empty, -1), first)).index_select(1, order).int()
+
+
+def prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    prompts: Prompts,
+    window: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Chunks of prompts against everything in their blocks; the chunks' own keys and values have been stored before.
+
+    Args:
+        q: [T, H, D], the rows that prompts.first_rows counts; a head's numbers side by side, else strided
+        k_cache, v_cache: [N, B, K, D], one layer's pool
+        window: a token sees itself and the window - 1 tokens before it; None: all of them
+        out: [T, H, D] to write into
+
+    Returns:
+        [T, H, D]; rows of no chunk are not written
+    """
+    heads, head_dim = q.shape[1:]
+    kv_heads = k_cache.shape[2]
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    tile = prompts.tile
+    if prompts.tiles.shape[1] == 0:
+        return out
+    prefill_kernel[(kv_heads, prompts.tiles.shape[1])](
+        q, k_cache, v_cache, prompts.block_tables, prompts.first_rows, prompts.context_lens, prompts.tiles, out,
+        head_dim**-0.5 * LOG2_E, *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
+        prompts.block_tables.stride(0), *out.stride()[:2],
+        WINDOW=window or 0, ROWS=tile.rows, TILE=tile.tokens, D=head_dim, DP=max(16, power_of_two(head_dim)),
+        B=k_cache.shape[1], G=heads // kv_heads, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out
+
+
+@jit
+def _attend(
+    q, best, total, acc, position, begin, end, scale, table_ptr, k_ptr, v_ptr, k_block, k_token, v_block, v_token,
+    MASKED: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Online softmax over the keys begin … end - 1 for rows of queries at `position` [ROWS]; q is scaled already."""
+    d = tl.arange(0, DP)
+    for start in range(begin, end, TILE):
+        token = start + tl.arange(0, TILE)
+        inside = token < end
+        if MASKED:
+            block = tl.load(table_ptr + token // B, mask=inside, other=0).to(tl.int64)  # pools pass 2³¹ numbers
+        else:
+            block = tl.load(table_ptr + token // B).to(tl.int64)
+        slot = token % B
+        k_at = k_ptr + (block * k_block + slot * k_token)[:, None] + d[None, :]
+        v_at = v_ptr + (block * v_block + slot * v_token)[:, None] + d[None, :]
+        if MASKED:
+            there = inside[:, None] & (d < D)[None, :]
+            k = tl.load(k_at, mask=there, other=0.0)
+            v = tl.load(v_at, mask=there, other=0.0)
+        elif D == DP:
+            k = tl.load(k_at)
+            v = tl.load(v_at)
+        else:
+            k = tl.load(k_at, mask=(d < D)[None, :], other=0.0)
+            v = tl.load(v_at, mask=(d < D)[None, :], other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if MASKED:
+            seen = (token[None, :] <= position[:, None]) & inside[None, :]
+            if WINDOW:
+                seen &= token[None, :] > position[:, None] - WINDOW
+            scores = tl.where(seen, scores, -float("inf"))
+        # The floor keeps -inf - -inf, which is no number, from rows that see nothing here.
+        higher = tl.maximum(tl.maximum(best, tl.max(scores, axis=1) * scale), -1.0e30)
+        weights = tl.exp2(scores * scale - higher[:, None])
+        shrink = tl.exp2(best - higher)
+        total = total * shrink + tl.sum(weights, axis=1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        best = higher
+    return best, total, acc
+
+
+# The tables' width changes from step to step; whether it is a multiple of 16 is not worth another compilation.
+@jit(do_not_specialize=["tables_seq"])
+def prefill_kernel(
+    q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, lens_ptr, tiles_ptr, out_ptr,
+    scale, q_token, q_head, k_block, k_token, k_head, v_block, v_token, v_head, tables_seq, out_token, out_head,
+    WINDOW: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, B: tl.constexpr,
+    G: tl.constexpr,
+):  # fmt: skip
+    """Grid (K, tiles)."""
+    kv_head = tl.program_id(0).to(tl.int64)
+    chunk = tl.load(tiles_ptr + tl.program_id(1))
+    if chunk < 0:
+        return
+    first = tl.load(tiles_ptr + tl.num_programs(1) + tl.program_id(1))
+    first_row = tl.load(rows_ptr + chunk)
+    length = tl.load(rows_ptr + chunk + 1) - first_row
+    context = tl.load(lens_ptr + chunk)
+
+    row = tl.arange(0, ROWS)
+    token = first + row // G  # within the chunk
+    head = kv_head * G + row % G
+    d = tl.arange(0, DP)
+    wanted = ((row < ROWS // G * G) & (token < length))[:, None] & (d < D)[None, :]
+    at = (first_row + token).to(tl.int64)
+    q = tl.load(q_ptr + at[:, None] * q_token + head[:, None] * q_head + d[None, :], mask=wanted, other=0.0)
+    position = context - length + token
+
+    # Keys in three runs:  low ─masked─ clear ─every row sees them all─ diagonal ─masked─ high
+    lowest = context - length + first
+    high = tl.minimum(lowest + ROWS // G, context)
+    diagonal = (lowest + 1) // TILE * TILE
+    low = 0
+    clear = 0
+    if WINDOW:
+        low = tl.maximum(lowest - WINDOW + 1, 0) // TILE * TILE
+        clear = tl.cdiv(tl.maximum(high - WINDOW, 0), TILE) * TILE
+        diagonal = tl.maximum(diagonal, low)
+        clear = tl.minimum(clear, diagonal)
+
+    best = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, DP], tl.float32)
+    table = tables_ptr + chunk.to(tl.int64) * tables_seq
+    keys = k_ptr + kv_head * k_head
+    values = v_ptr + kv_head * v_head
+    if WINDOW:
+        best, total, acc = _attend(
+            q, best, total, acc, position, low, clear, scale, table, keys, values, k_block, k_token, v_block, v_token,
+            True, WINDOW, TILE, D, DP, B,
+        )  # fmt: skip
+    best, total, acc = _attend(
+        q, best, total, acc, position, clear, diagonal, scale, table, keys, values, k_block, k_token, v_block, v_token,
+        False, WINDOW, TILE, D, DP, B,
+    )  # fmt: skip
+    best, total, acc = _attend(
+        q, best, total, acc, position, diagonal, high, scale, table, keys, values, k_block, k_token, v_block, v_token,
+        True, WINDOW, TILE, D, DP, B,
+    )  # fmt: skip
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    out_at = out_ptr + at[:, None] * out_token + head[:, None] * out_head + d[None, :]
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=wanted)
