@@ -3,18 +3,26 @@
 add_request ─→ waiting ─→ scheduler ─→ runner ─→ scheduler ─→ deltas
                           who, how     forward    books the
                           many tokens  and draw   results
+
+On a GPU the host is one step behind: it launches the next step before it reads what the last one drew, so that the GPU
+never waits for Python. On a CPU a step is over when it is launched.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
+import gc
 import hashlib
 import sys
 import time
+from collections.abc import Iterator
 
 from labkit.config import EngineConfig, ModelConfig, SamplingParams
 from labkit.engine import runner as runners
 from labkit.engine import scheduler as schedulers
+from labkit.engine.launched import Launched
 from labkit.engine.limits import RequestLimits
 from labkit.engine.request import ChunkResult, Delta, EngineRequest, Sequence, Step, StepReport, TokenLogprobs
 from labkit.engine.stats import EngineStats
@@ -76,6 +84,9 @@ class EngineCore:
         self.scheduler = schedulers.Scheduler(self.config, num_blocks=plan.num_kv_blocks, trace=self.trace)
         self._requests: dict[str, list[Sequence]] = {}  # those with an unfinished answer
         self._ended: list[Delta] = []  # ended between two steps: reported with the next
+        self._in_flight: collections.deque[tuple[Step, Launched]] = collections.deque()
+        self._steps_behind = 1 if device.type == "cuda" else 0  # how many may be in flight when a step is reported
+        self._last_booked = 0.0
         self._num_requests = 0
         self._steps = 0
         self._tokens_in = 0
@@ -134,6 +145,7 @@ class EngineCore:
         """End every unfinished answer of a request with "abort". Unknown ids are fine: it may just have ended."""
         for seq in self._requests.get(request_id, ()):
             self._end(seq, "abort")
+        self._settle()
 
     def stop(self, request_id: str, index: int, stop_reason: str) -> None:
         """A stop string was found in an answer's text: it ends here."""
@@ -141,6 +153,7 @@ class EngineCore:
             if seq.index == index and seq.finish_reason is None:
                 self.scheduler.finish(seq, "stop", stop_reason)
                 self._forget(seq)
+        self._settle()
 
     def _end(self, seq: Sequence, reason: str, error: str | None = None) -> None:
         if seq.finish_reason is None:
@@ -157,42 +170,48 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """True while a step would do or report something."""
-        return bool(self._requests or self._ended)
+        return bool(self._requests or self._ended or self._in_flight)
 
     def step(self) -> StepReport:
-        """Run one step and report what it gave.
+        """Launch a step and report what one gave: the same on a CPU, the one before it on a GPU.
 
-        An exception in the forward pass ends the requests of that step, with `Delta.error`; the engine goes on.
+        An exception in a step ends the requests of that step, with `Delta.error`; the engine goes on.
         """
         begin = time.perf_counter()
         self.trace.step = self._steps
         step = self.scheduler.schedule()
-        deltas, num_tokens = [], 0
         if step is not None:
-            results = self._run(step)
-            if results is not None:
-                num_tokens = step.num_tokens
-                kinds = self._kinds(step)
-                deltas = self._book(step, results)
-                self._emit_step(kinds, time.perf_counter() - begin)
             self._steps += 1
-        elif self.scheduler.waiting and not self.scheduler.running:
+            with self._guarded(step):
+                self._in_flight.append((step, self.runner.launch(step)))
+        elif not self._in_flight and self.scheduler.waiting and not self.scheduler.running:
             # Cannot happen: every request fits alone. If it does, an error is better than a hang.
             for seq in list(self.scheduler.waiting):
                 self._end(seq, "abort", error="the scheduler cannot place this request")
+        deltas: list[Delta] = []
+        num_tokens = 0
+        if len(self._in_flight) > (self._steps_behind if step is not None else 0):
+            num_tokens = self._in_flight[0][0].num_tokens
+            deltas = self._book_next()
+        self._settle()
         deltas, self._ended = self._ended + deltas, []
         seconds = time.perf_counter() - begin
         self._step_seconds += seconds
         return StepReport(deltas, num_tokens, seconds)
 
-    def _run(self, step: Step) -> list[ChunkResult] | None:
-        """The forward pass; None when it failed. Whatever happens, no block stays with a step that is gone."""
+    def _settle(self) -> None:
+        """With nobody left, wait for what still runs on the device: its blocks are free then."""
+        while self._in_flight and not self._requests:
+            self._book_next()
+
+    @contextlib.contextmanager
+    def _guarded(self, step: Step) -> Iterator[None]:
+        """Around what the runner does. Whatever happens, no block stays with a step that is gone."""
         begin = time.perf_counter()
         try:
-            return self.runner.execute(step)
+            yield
         except Exception as error:
             self._fail(step, f"the step failed: {type(error).__name__}: {error}")
-            return None
         except BaseException:  # Ctrl-C in the middle of a step: nothing of it counts
             self._fail(step, "interrupted")
             raise
@@ -204,6 +223,22 @@ class EngineCore:
         for chunk in step.chunks:
             for seq in self._requests.get(chunk.seq.request_id, ()):
                 self._end(seq, "abort", error=error)
+
+    def _book_next(self) -> list[Delta]:
+        """Wait for the oldest step in flight and book it; nothing comes of it if it failed."""
+        step, launched = self._in_flight.popleft()
+        results = None
+        with self._guarded(step):
+            results = launched.results()
+        if results is None:
+            return []
+        self.trace.step = step.number
+        kinds = self._kinds(step)
+        deltas = self._book(step, results)
+        now = self.trace.now()
+        self._emit_step(kinds, now - max(self._last_booked, step.scheduled_time))
+        self._last_booked = now
+        return deltas
 
     def _book(self, step: Step, results: list[ChunkResult]) -> list[Delta]:
         known = [chunk.seq.num_output_tokens for chunk in step.chunks]
@@ -301,7 +336,9 @@ class EngineCore:
         if not self._closed:
             self._closed = True
             self.trace.close()
+            self._in_flight.clear()
             del self.runner
+            gc.unfreeze()
 
 
 def request_seed(engine_seed: int, number: int) -> int:

@@ -1,9 +1,9 @@
 """A request as the engine sees it: one `Sequence` for each answer that was asked for.
 
-prompt_token_ids          output_token_ids
-├───────────────────────┤├───────────────┤
-├────── num_computed ──────────┤            keys and values of these tokens are in the cache
-                               ├─────────┤  a step computes some of these
+prompt_token_ids          output_token_ids num_pending
+├───────────────────────┤├───────────────┤├───────────┤  pending: drawn on the device by a step that is not booked yet
+├────── num_computed ──────────┤                         keys and values of these are in the cache, or a launched step
+                               ├──────────────────────┤  writes them; the next step computes some of these
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Sequence:
         max_tokens: most output tokens, cut to what the model's length and the KV pool can hold.
         eos_token_ids: ids that end it; empty with ignore_eos.
         leader: choice 0 of the same request, whose prompt blocks this one may share.
+        num_in_flight: of num_computed, those that launched steps compute. Meanwhile it keeps slot and blocks.
         slot: its row in the runner's device tensors while it runs.
         block_table: physical block ids, in order of position.
     """
@@ -57,10 +58,12 @@ class Sequence:
     status: Status = Status.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_pending: int = 0
+    num_in_flight: int = 0
     num_cached_tokens: int = 0  # prompt tokens that the first admission found in the cache
     slot: int | None = None
     block_table: list[int] = field(default_factory=list)
-    token_on_device: bool = False  # its last token was drawn in the slot it holds now
+    token_on_device: bool = False  # its last token was, or is being, drawn in the slot it holds now
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     first_scheduled_time: float | None = None
@@ -83,11 +86,16 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        return self.num_tokens - self.num_computed
+        return self.num_tokens + self.num_pending - self.num_computed
+
+    @property
+    def has_drawn_all(self) -> bool:
+        """Its last token is drawn already, booked or not."""
+        return len(self.output_token_ids) + self.num_pending >= self.max_tokens
 
     @property
     def prompt_is_computed(self) -> bool:
-        return self.num_computed >= len(self.prompt_token_ids)
+        return self.num_computed - self.num_in_flight >= len(self.prompt_token_ids)
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Tokens at positions start to stop - 1, prompt and output as one sequence."""
@@ -115,7 +123,9 @@ class Sequence:
 class Chunk:
     """One sequence's share of a step: positions start to start + length - 1.
 
-    `draws` is True when it reaches the last known token, so that the next one can be drawn.
+    Attributes:
+        draws: it reaches the last known token, so that the next one can be drawn.
+        is_decode: one token whose id the device already knows, because it drew it in this slot.
     """
 
     seq: Sequence
@@ -123,11 +133,7 @@ class Chunk:
     length: int
     new_blocks: list[int]  # taken for it by this step, already appended to seq.block_table
     draws: bool
-
-    @property
-    def is_decode(self) -> bool:
-        """One token whose id the device already knows, because it drew it in this slot."""
-        return self.length == 1 and self.seq.token_on_device
+    is_decode: bool
 
 
 @dataclass(slots=True)
@@ -135,6 +141,7 @@ class Step:
     """What runs together: decodes first, then chunks of prompts."""
 
     number: int
+    scheduled_time: float  # on the trace's clock
     chunks: list[Chunk]
     admitted: list[Sequence]  # got a slot in this step (again, after a preemption)
 

@@ -1,42 +1,59 @@
 """Runs a step: one upload, one forward pass for everybody, one download.
 
 A running request lives in a slot. What a step needs to know about it stays on the device, one row a slot: its block
-table, its last token and (in the sampler) its parameters. So a step of pure decoding uploads three numbers a request.
+table, its last token and (in the sampler) its parameters. So a step of pure decoding uploads a few numbers a request.
 
 What the host sends, as int32, in one pinned buffer and one copy:
 
     ┌──────────────────┬─────────────┬──────────────────┬────────┬─────────┬──────────────────────────────┐
     │ chunks           │ draws       │ new blocks       │ tokens │ targets │ sampler's                    │
-    │ slot[C] start[C] │ row[S]      │ slot[N] index[N] │ of the │ of      │ parameters, history          │
-    │ length[C]        │ chunk[S]    │ block[N]         │ prompts│ prompt  │ (fresh slots), adjustments,  │
+    │ slot[C] start[C] │ row[S]      │ slot[N] index[N] │ one a  │ of      │ parameters, history          │
+    │ length[C]        │ chunk[S]    │ block[N]         │ row    │ prompt  │ (fresh slots), adjustments,  │
     │                  │             │                  │        │ logprobs│ rows with penalties/logprobs │
     └──────────────────┴─────────────┴──────────────────┴────────┴─────────┴──────────────────────────────┘
 
-From these the device makes token ids, positions, slot mapping, lengths and block tables ("expand"). A decode's token
-id is not uploaded: it is the last token, which the step before wrote into the slot.
+From these the device makes token ids, positions, places in the pool and block tables (`expand`). A decode's token
+id is not uploaded: it is the last token, which the step before wrote into the slot. So a step can be launched before
+the host has seen what the one before it drew.
 
 Chunks are ordered decodes first; then the rows of the step are
 
     0 … decodes-1: one a decode │ first chunk of a prompt │ second chunk …
+
+On a GPU most steps are replayed from CUDA graphs (`graphs`): those in which nobody wants more than a draw.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from labkit.config import EngineConfig
-from labkit.engine.graphs import BLOCK, SLOT, START, TABLE_COLUMN, TABLE_SLOT, DecodeGraphs
-from labkit.engine.request import Chunk, ChunkResult, Sequence, Step, TokenLogprobs
-from labkit.engine.sampler import FILTERED, LOGPROBS, DrawPlan, Sampler, token_logprobs
+from labkit.engine.expand import expand, places
+from labkit.engine.graphs import MIXED_TOKENS, StepGraphs, padded_sequences, padded_tokens
+from labkit.engine.launched import Launched, Logprobs, host_buffer
+from labkit.engine.request import Chunk, Sequence, Step
+from labkit.engine.sampler import FILTERED, LOGPROBS, DrawPlan, Sampler
 from labkit.kernels.attention import AttentionBatch, PromptChunk
 from labkit.kernels.prefill_attention import Prompts, make_prompts
 from labkit.models.decoder import Decoder, DecoderBatch
 
 LOGPROB_ROWS = 256  # logits that prompt_logprobs holds at once; 50 MB with a vocabulary of 49,152
+SLOT, START, TABLE_SLOT, TABLE_COLUMN, BLOCK = range(
+    5
+)  # of a decode; BLOCK goes to the place that the two before it say
+
+
+class Draw(Protocol):
+    """How a step of decodes gets its tokens."""
+
+    def __call__(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """[n, V], [n] int32, [n] int32 -> [n] int64"""
 
 
 @dataclass(slots=True)
@@ -46,7 +63,7 @@ class Upload:
     chunks: Tensor  # [3, C]: slot, start, length
     draws: Tensor  # [2, S]: row among the step's tokens, number of its chunk
     blocks: Tensor  # [3, N]: slot, index in the block table, block
-    tokens: Tensor  # [P]: of the chunks that are no decodes
+    tokens: Tensor  # [T]: of prompts, at their rows; 0 for decodes
     targets: Tensor  # [L]: the tokens that prompt_logprobs are asked for
     parameters: Tensor  # the rest as in DrawPlan
     history: Tensor
@@ -83,49 +100,56 @@ class Runner:
         self.kv_bytes = self.kv_cache.nbytes
         width = -(-max_model_len // self.block_size)
         self.max_model_len = max_model_len
+        self.max_num_seqs = config.max_num_seqs
         # One slot more than there are requests: that of padding, whose blocks are all the scratch block.
         slots = config.max_num_seqs + 1
         self._block_tables = torch.zeros(slots, width, dtype=torch.int32, device=device)
         self._block_tables[-1] = num_blocks
         self._last_tokens = torch.zeros(slots, dtype=torch.int32, device=device)
-        self._sampler = Sampler(slots, shape.vocab_size, device, fused=model.backend == "triton")
-        self._padding = [slots - 1, 0, slots - 1, 0, num_blocks]
-        self._graphs: DecodeGraphs | None = None
-        if config.cuda_graphs and model.backend == "triton" and device.type == "cuda":
-            self._graphs = DecodeGraphs(self._padding, config.max_num_seqs, device)
-        self._staging = torch.empty(0, dtype=torch.int32)
-        # When the GPU has read the staging buffer: a step that draws nothing does not wait for it otherwise.
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self._sampler = Sampler(slots, shape.vocab_size, device, fused=model.fused)
+        self._padding = [slots - 1, 0, slots - 1, 0, num_blocks]  # a decode that nobody asked for
+        self.graphs: StepGraphs | None = None
+        if config.cuda_graphs and model.fused and device.type == "cuda":
+            self.graphs = StepGraphs(device)
 
     @torch.inference_mode()
-    def execute(self, step: Step) -> list[ChunkResult]:
-        """Computes a step's tokens and draws where a chunk asks for it.
+    def launch(self, step: Step) -> Launched:
+        """Starts to compute a step's tokens, and to draw where a chunk asks for it. A CPU has done it on return.
 
-        Returns:
-            One result a chunk, in the order of the step's chunks.
+        Steps run in the order in which they are launched.
         """
-        # The order that attention wants; Python's sort is stable, and the scheduler's order is this one already.
-        chunks = sorted(step.chunks, key=lambda chunk: not chunk.is_decode)
-        plan = self._sampler.plan([chunk for chunk in chunks if chunk.draws], step.admitted)
-        if self._graphs is not None and chunks[-1].is_decode and not step.admitted and plan.is_simple:
-            tokens = self._graphs.run(self._decode, self._decode_rows(plan.chunks), bool(plan.needs & FILTERED))
-            drawn = {id(chunk): ChunkResult(token) for chunk, token in zip(plan.chunks, tokens, strict=True)}
-            return [drawn[id(chunk)] for chunk in step.chunks]
+        chunks = step.chunks
+        drawing = chunks if all(chunk.draws for chunk in chunks) else [chunk for chunk in chunks if chunk.draws]
+        plan = self._sampler.plan(drawing, step.admitted)
+        if chunks[-1].is_decode and not step.admitted and plan.is_simple:
+            return Launched(chunks, self._launch_decodes(plan), plan.chunks)
+        if plan.is_simple and self._has_graph(step):
+            return Launched(chunks, self._launch_mixed(step, plan), chunks)
         upload = self._upload(chunks, step.admitted, plan)
-        if upload.blocks.numel():
-            self._block_tables.index_put_((upload.blocks[0].long(), upload.blocks[1].long()), upload.blocks[2])
-        self._sampler.admit(upload.parameters, upload.history)
+        self._admit(upload.blocks, upload.parameters, upload.history)
+        hidden = self.model.forward(self._batch(chunks, upload), self.kv_cache)
+        scores = self._score_prompts(chunks, hidden, upload.targets)
+        tokens, logprobs = self._draw(hidden, plan, upload)
+        return Launched(chunks, tokens, plan.chunks, logprobs, scores)
 
-        batch = self._expand(chunks, upload)
-        hidden = self.model.forward(batch, self.kv_cache)
-        results = {id(chunk): ChunkResult(None) for chunk in chunks}
-        self._score_prompts(chunks, hidden, upload.targets, results)
-        if plan.chunks:
-            self._draw(hidden, plan, upload, results)
-        return [results[id(chunk)] for chunk in step.chunks]
+    # ------------------------------------------------------------------------------------- decodes alone
+
+    def _launch_decodes(self, plan: DrawPlan) -> Tensor:
+        """A step of decodes by requests that want nothing but a token: [n] on the device, in the order of the plan."""
+        rows = self._decode_rows(plan.chunks)
+        if self.graphs is None:
+            draw = partial(self._sampler.draw, plan)
+            return self._decode(self._send(rows), int(rows[START].max()) + 1, draw)
+        count, size = rows.shape[1], padded_sequences(rows.shape[1])
+        filtered = bool(plan.needs & FILTERED)
+        draw = partial(self._sampler.draw_fused, filtered=filtered)
+        numbers = self._idle_decodes(size)
+        numbers[:, :count] = rows
+        compute = partial(self._decode, max_context=self.max_model_len, draw=draw)
+        return self.graphs.run(("decode", size, filtered), compute, numbers, lambda: self._idle_decodes(size))[:count]
 
     def _decode_rows(self, chunks: list[Chunk]) -> np.ndarray:
-        """What `_decode` is told of chunks that are all decodes: [5, n], as in `graphs`."""
+        """What `_decode` is told: [5, n]."""
         nothing = self._padding[TABLE_SLOT:]
         rows = [
             (chunk.seq.slot, chunk.start, *nothing)
@@ -135,24 +159,96 @@ class Runner:
         ]
         return np.array(rows, np.int32).T
 
-    def _decode(self, rows: Tensor, filtered: bool) -> Tensor:
-        """A step of decodes alone, by requests that want nothing but a token: [5, n] int32 -> [n]. What graphs hold."""
+    def _idle_decodes(self, size: int) -> np.ndarray:
+        return np.array(self._padding, np.int32)[:, None].repeat(size, 1)
+
+    def _decode(self, rows: Tensor, max_context: int, draw: Draw) -> Tensor:
+        """[5, n] int32 -> tokens [n], which are the slots' last ones then."""
         slots, starts = rows[SLOT], rows[START]
         self._block_tables.index_put_((rows[TABLE_SLOT].long(), rows[TABLE_COLUMN].long()), rows[BLOCK])
         ends = starts + 1
-        attention = AttentionBatch(
-            self._places(slots, starts), self._block_tables.index_select(0, slots), ends, self.max_model_len
+        tables = self._block_tables[:, : self._num_blocks(max_context)].index_select(0, slots)
+        where = places(self._block_tables, slots, starts, self.block_size)
+        batch = DecoderBatch(
+            self._last_tokens.index_select(0, slots), starts, AttentionBatch(where, tables, ends, max_context)
         )
-        batch = DecoderBatch(self._last_tokens.index_select(0, slots), starts, attention)
-        logits = self.model.logits(self.model.forward(batch, self.kv_cache))
-        tokens = self._sampler.draw_fused(logits, slots, ends, filtered)
+        tokens = draw(self.model.logits(self.model.forward(batch, self.kv_cache)), slots=slots, positions=ends)
         self._last_tokens.index_copy_(0, slots.long(), tokens.int())
         return tokens
 
-    def _places(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Where keys and values of these tokens [T] go: [T] int64, in tokens from the pool's start."""
-        blocks = self._block_tables[slots.long(), (positions // self.block_size).long()]
-        return blocks.long() * self.block_size + positions % self.block_size
+    # ------------------------------------------------------------------------------------- with prompts, as a graph
+
+    def _has_graph(self, step: Step) -> bool:
+        return (
+            self.graphs is not None
+            and self.model.prefill_tile is not None
+            and step.num_tokens <= MIXED_TOKENS
+            and all(chunk.seq.params.prompt_logprobs is None for chunk in step.chunks)
+        )
+
+    def _launch_mixed(self, step: Step, plan: DrawPlan) -> Tensor:
+        """A step with prompts, by requests that want nothing but a token: [C], one a chunk, whether it draws or not."""
+        assert self.graphs is not None
+        parts = [_new_blocks(step.chunks, step.admitted), plan.parameters, plan.history]
+        if any(part.size for part in parts):
+            self._admit(*self._send_parts(parts))
+        size = padded_tokens(step.num_tokens)
+        filtered = bool(plan.needs & FILTERED)
+        tokens = self.graphs.run(
+            ("mixed", size, filtered),
+            partial(self._mixed, size=size, filtered=filtered),
+            self._mixed_numbers(step.chunks, size),
+            lambda: self._mixed_numbers([], size),
+        )
+        return tokens[: len(step.chunks)]
+
+    def _mixed_numbers(self, chunks: list[Chunk], size: int) -> np.ndarray:
+        """What `_mixed` is told: [3 (C + 1) + T + 1] int32: chunks, tokens, the number of decodes.
+
+        C is the most chunks that there can be, so that the last one is always padding, and owns the rows that are.
+        """
+        columns = min(size, self.max_num_seqs) + 1
+        numbers = np.zeros(3 * columns + size + 1, np.int32)
+        table, tokens = numbers[: 3 * columns].reshape(3, columns), numbers[3 * columns : -1]
+        table[0] = self._padding[SLOT]
+        row = 0
+        for chunk in chunks:
+            if not chunk.is_decode:
+                tokens[row : row + chunk.length] = chunk.seq.token_ids(chunk.start, chunk.start + chunk.length)
+            row += chunk.length
+        if chunks:
+            table[:, : len(chunks)] = _chunk_rows(chunks)
+            numbers[-1] = sum(chunk.is_decode for chunk in chunks)
+        return numbers
+
+    def _mixed(self, numbers: Tensor, size: int, filtered: bool) -> Tensor:
+        """Tokens [C], one a chunk, which are the slots' last ones then; of use where the chunk draws."""
+        most = min(size, self.max_num_seqs)
+        chunks, tokens, decodes = numbers.split((3 * (most + 1), size, 1))
+        chunks = chunks.view(3, most + 1)
+        step = expand(chunks, tokens, decodes, self._block_tables, self._last_tokens, self.block_size)
+        slots, starts, lengths = chunks.unbind(0)
+        tables, ends = self._block_tables.index_select(0, slots), starts + lengths
+        # Any chunk may be a decode; for those that are none, a context of 0 makes the kernel leave at once.
+        contexts = torch.where(torch.arange(most, device=self.device) < decodes, ends[:most], 0)
+        prompts = self._prompts(tables, lengths, ends, decodes, size)
+        attention = AttentionBatch(step.places, tables[:most], contexts, self.max_model_len, prompts=prompts)
+        hidden = self.model.forward(DecoderBatch(step.token_ids, step.positions, attention), self.kv_cache)
+        logits = self.model.logits(hidden.index_select(0, (step.ends[:most] - 1).clamp_(min=0)))
+        drawn = self._sampler.draw_fused(logits, slots[:most], ends[:most], filtered)
+        self._last_tokens.index_copy_(0, slots[:most].long(), drawn.int())
+        return drawn
+
+    def _prompts(
+        self, tables: Tensor, lengths: Tensor, ends: Tensor, decodes: int | Tensor, rows: int
+    ) -> Prompts | None:
+        """All chunks of prompts for a kernel that takes them at once; None where there is no such kernel."""
+        if self.model.prefill_tile is None:
+            return None
+        group = self.model.config.num_heads // self.model.config.num_kv_heads
+        return make_prompts(self.model.prefill_tile, group, rows, tables, lengths, ends, decodes)
+
+    # ------------------------------------------------------------------------------------- anything else
 
     def _upload(self, chunks: list[Chunk], admitted: list[Sequence], plan: DrawPlan) -> Upload:
         """Fills the staging buffer and copies it to the device."""
@@ -163,11 +259,13 @@ class Runner:
         tokens: list[int] = []
         targets: list[int] = []
         for chunk in chunks:
-            if not chunk.is_decode:
+            if chunk.is_decode:
+                tokens.append(0)
+            else:
                 tokens += chunk.seq.token_ids(chunk.start, chunk.start + chunk.length)
                 targets += chunk.seq.prompt_token_ids[chunk.start + 1 :][: _num_targets(chunk)]
         parts = [
-            np.array([[chunk.seq.slot for chunk in chunks], [chunk.start for chunk in chunks], lengths], np.int32),
+            _chunk_rows(chunks),
             np.array([ends[drawing] - 1, drawing], np.int32),
             _new_blocks(chunks, admitted),
             np.array(tokens, np.int32),
@@ -178,60 +276,48 @@ class Runner:
             plan.penalised,
             plan.with_logprobs,
         ]
+        return Upload(*self._send_parts(parts))
+
+    def _send_parts(self, parts: list[np.ndarray]) -> list[Tensor]:
+        """All of them to the device in one copy."""
         sizes = [part.size for part in parts]
-        staging = self._staging_buffer(sum(sizes))
-        np.concatenate([part.ravel() for part in parts], out=staging.numpy())
-        sections = staging.to(self.device, non_blocking=True).split(sizes)
-        if self._copied is not None:
-            self._copied.record()
-        return Upload(*(section.view(part.shape) for section, part in zip(sections, parts, strict=True)))
+        sections = self._send(np.concatenate([part.ravel() for part in parts])).split(sizes)
+        return [section.view(part.shape) for section, part in zip(sections, parts, strict=True)]
 
-    def _staging_buffer(self, size: int) -> Tensor:
-        """`size` numbers of host memory that the GPU can read by itself; the same every step."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        if len(self._staging) < size:
-            self._staging = torch.empty(2 * size, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        return self._staging[:size]
+    def _send(self, numbers: np.ndarray) -> Tensor:
+        """int32 to the device; the host does not wait."""
+        staging = host_buffer(numbers.size, self.device).view(numbers.shape)
+        staging.numpy()[:] = numbers
+        return staging.to(self.device, non_blocking=True)
 
-    def _expand(self, chunks: list[Chunk], upload: Upload) -> DecoderBatch:
-        """From slots and lengths to ids, positions and places in the pool, on the device."""
+    def _admit(self, blocks: Tensor, parameters: Tensor, history: Tensor) -> None:
+        """Enters new blocks [3, N] in the block tables, and what the sampler must know of fresh slots."""
+        if blocks.numel():
+            self._block_tables.index_put_((blocks[0].long(), blocks[1].long()), blocks[2])
+        self._sampler.admit(parameters, history)
+
+    def _batch(self, chunks: list[Chunk], upload: Upload) -> DecoderBatch:
+        """What the model is told, for any mixture of chunks."""
         slots, starts, lengths = upload.chunks.unbind(0)
         decodes = sum(chunk.is_decode for chunk in chunks)
-        token_ids = self._last_tokens.index_select(0, slots[:decodes])
-        total = decodes
-        if decodes == len(chunks):
-            token_slots, positions = slots, starts.clone()
-        else:
-            token_ids = torch.cat((token_ids, upload.tokens))
-            total = len(token_ids)
-            owner = torch.repeat_interleave(lengths, output_size=total)  # [T]: the chunk of each row
-            first_rows = lengths.cumsum(0) - lengths
-            rows = torch.arange(total, device=self.device)
-            positions = (rows + (starts - first_rows).index_select(0, owner)).int()
-            token_slots = slots.index_select(0, owner)
+        step = expand(upload.chunks, upload.tokens, decodes, self._block_tables, self._last_tokens, self.block_size)
         max_context = max((chunk.start + 1 for chunk in chunks[:decodes]), default=0)
+        prompts = None
+        if decodes < len(chunks):
+            tables = self._block_tables.index_select(0, slots)
+            prompts = self._prompts(tables, lengths, starts + lengths, decodes, len(upload.tokens))
         return DecoderBatch(
-            token_ids,
-            positions,
+            step.token_ids,
+            step.positions,
             AttentionBatch(
-                self._places(token_slots, positions),
+                step.places,
                 self._block_tables[:, : self._num_blocks(max_context)].index_select(0, slots[:decodes]),
                 starts[:decodes] + 1,
                 max_context,
                 self._prompt_chunks(chunks, decodes),
-                self._prompts(decodes, total - decodes, upload) if decodes < len(chunks) else None,
+                prompts,
             ),
         )
-
-    def _prompts(self, decodes: int, rows: int, upload: Upload) -> Prompts | None:
-        """All chunks of prompts, `rows` tokens, for a kernel that takes them at once."""
-        tile = self.model.prefill_tile
-        if tile is None:
-            return None
-        slots, starts, lengths = upload.chunks[:, decodes:].unbind(0)
-        group = self.model.config.num_heads // self.model.config.num_kv_heads
-        return make_prompts(tile, group, rows, self._block_tables.index_select(0, slots), lengths, starts + lengths)
 
     def _prompt_chunks(self, chunks: list[Chunk], decodes: int) -> list[PromptChunk]:
         out = []
@@ -245,41 +331,48 @@ class Runner:
     def _num_blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
-    def _draw(self, hidden: Tensor, plan: DrawPlan, upload: Upload, results: dict[int, ChunkResult]) -> None:
-        """Logits of the rows that draw, their tokens into the slots and into the results."""
+    def _draw(self, hidden: Tensor, plan: DrawPlan, upload: Upload) -> tuple[Tensor, Logprobs | None]:
+        """The tokens of the plan's chunks, which are the slots' last ones then, and the log-probabilities asked for."""
+        if not plan.chunks:
+            return hidden.new_empty(0, dtype=torch.int64), None
         rows, drawing = upload.draws.unbind(0)
         slots, starts, lengths = upload.chunks.index_select(1, drawing).unbind(0)
         logits = self.model.logits(hidden.index_select(0, rows))
-        tokens = self._sampler.draw(logits, plan, slots, starts + lengths, upload.adjustments, upload.penalised)
+        tokens = self._sampler.draw(plan, logits, slots, starts + lengths, upload.adjustments, upload.penalised)
         self._last_tokens.index_copy_(0, slots.long(), tokens.int())
-        for chunk, token in zip(plan.chunks, tokens.tolist(), strict=True):
-            results[id(chunk)].token = token
-        if plan.needs & LOGPROBS:
-            asked = [chunk for chunk in plan.chunks if chunk.seq.params.logprobs is not None]
-            wanted = [chunk.seq.params.logprobs or 0 for chunk in asked]
-            rows = upload.with_logprobs
-            found = token_logprobs(logits.index_select(0, rows), tokens.index_select(0, rows), wanted)
-            for chunk, logprobs in zip(asked, found, strict=True):
-                results[id(chunk)].logprobs = logprobs
+        if not plan.needs & LOGPROBS:
+            return tokens, None
+        asked = (chunk.seq.params.logprobs for chunk in plan.chunks)
+        rows = upload.with_logprobs
+        return tokens, Logprobs.of(
+            logits.index_select(0, rows), tokens.index_select(0, rows), [count for count in asked if count is not None]
+        )
 
     def _score_prompts(
-        self, chunks: list[Chunk], hidden: Tensor, targets: Tensor, results: dict[int, ChunkResult]
-    ) -> None:
+        self, chunks: list[Chunk], hidden: Tensor, targets: Tensor
+    ) -> list[tuple[Chunk, list[Logprobs]]]:
         """Log-probabilities of prompt tokens, a few hundred rows at a time."""
+        out = []
         row = target = 0
         for chunk in chunks:
             wanted = chunk.seq.params.prompt_logprobs
             count = _num_targets(chunk)
             if wanted is not None and not chunk.is_decode:
-                found: list[TokenLogprobs] = []
+                found = []
                 for begin in range(0, count, LOGPROB_ROWS):
                     size = min(LOGPROB_ROWS, count - begin)
                     logits = self.model.logits(hidden[row + begin : row + begin + size])
                     theirs = targets[target + begin : target + begin + size].long()
-                    found += token_logprobs(logits, theirs, [wanted] * size)
-                results[id(chunk)].prompt_logprobs = found
+                    found.append(Logprobs.of(logits, theirs, [wanted] * size))
+                out.append((chunk, found))
                 target += count
             row += chunk.length
+        return out
+
+
+def _chunk_rows(chunks: list[Chunk]) -> np.ndarray:
+    """[3, C]: slot, start, length."""
+    return np.array([(chunk.seq.slot, chunk.start, chunk.length) for chunk in chunks], np.int32).T
 
 
 def _num_targets(chunk: Chunk) -> int:

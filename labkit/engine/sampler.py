@@ -10,7 +10,8 @@
 The host keeps one byte of flags a slot, so that a step knows without asking the device what can be left out. A batch
 of greedy requests is one argmax.
 
-Rows are ordered by what they cost: greedy ones, then plain draws, then those with filters. Each kind is then a slice.
+Unless one kernel draws everything, rows are ordered by what they cost: greedy ones, then plain draws, then those with
+filters. Each kind is then a slice.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.engine.request import Chunk, Sequence, TokenLogprobs
+from labkit.engine.request import Chunk, Sequence
 from labkit.kernels import draw, sampling
 from labkit.kernels.draw import Changes
 
@@ -75,7 +76,7 @@ class Sampler:
         for flags in needs:
             union |= flags
         kinds = [flags & (SAMPLED | FILTERED) for flags in needs]
-        if len(set(kinds)) > 1:
+        if not self.fused and len(set(kinds)) > 1:
             order = sorted(range(len(chunks)), key=kinds.__getitem__)
             chunks = [chunks[i] for i in order]
             needs = [needs[i] for i in order]
@@ -108,34 +109,41 @@ class Sampler:
             self._seen.index_put_((slots, tokens), torch.ones_like(tokens, dtype=torch.bool))
 
     def draw(
-        self, logits: Tensor, plan: DrawPlan, slots: Tensor, positions: Tensor, adjustments: Tensor, penalised: Tensor
+        self,
+        plan: DrawPlan,
+        logits: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        adjustments: Tensor | None = None,
+        penalised: Tensor | None = None,
     ) -> Tensor:
         """Draws one token for each row.
 
         Args:
             logits: [S, V], the model's own. Left as they are.
             slots, positions: [S] int: whose row it is, and the index in the sequence of the token to draw
-            adjustments: [3, n] and penalised: [n], the plan's, on the device
+            adjustments: [3, n] and penalised: [n], the plan's, on the device; a simple plan has none
 
         Returns:
             [S] int64
         """
         if self.fused:
             changes = Changes()
-            if adjustments.shape[1]:
+            if plan.needs & ADJUSTED:
                 changes.adjustments = adjustments
             if plan.needs & PENALISED:
                 changes.seen, changes.counts = self._seen, self._counts
             return self.draw_fused(logits, slots, positions, bool(plan.needs & FILTERED), changes)
         logits = logits.float()
         if plan.needs & (ADJUSTED | PENALISED):
+            assert adjustments is not None and penalised is not None
             logits = self._change(logits.clone(), plan, slots, adjustments, penalised)
         if not plan.needs & (SAMPLED | FILTERED):
             tokens = sampling.greedy(logits)
         else:
             tokens = self._draw_kinds(logits, plan, slots, positions)
         if plan.needs & PENALISED:
-            assert self._counts is not None and self._seen is not None
+            assert self._counts is not None and self._seen is not None and penalised is not None
             rows = penalised.long()
             where = (slots.long()[rows], tokens[rows])
             self._counts.index_put_(where, torch.ones_like(penalised), accumulate=True)
@@ -145,7 +153,7 @@ class Sampler:
     def draw_fused(
         self, logits: Tensor, slots: Tensor, positions: Tensor, filtered: bool, changes: Changes | None = None
     ) -> Tensor:
-        """`draw` without a plan, for a graph: `filtered` says whether any row has filters."""
+        """`draw` without a plan, for a graph. `filtered` says whether any row has top_k, top_p or min_p."""
         return draw.draw(logits, self._parameters, slots, positions, filtered=filtered, changes=changes)[0]
 
     def _change(self, logits: Tensor, plan: DrawPlan, slots: Tensor, adjustments: Tensor, penalised: Tensor) -> Tensor:
@@ -195,16 +203,6 @@ class Sampler:
                     )
                 )
         return torch.cat(tokens)
-
-
-def token_logprobs(logits: Tensor, tokens: Tensor, wanted: list[int]) -> list[TokenLogprobs]:
-    """What the model itself thinks of tokens [S], given its logits [S, V]; wanted: how many of the best, for each."""
-    own, rank, ids, values = sampling.log_probabilities(logits.float(), tokens, max(wanted))
-    columns = (tokens.tolist(), own.tolist(), rank.tolist(), ids.tolist(), values.tolist())
-    return [
-        TokenLogprobs(token, logprob, rank, best[:k], best_logprobs[:k])
-        for token, logprob, rank, best, best_logprobs, k in zip(*columns, wanted, strict=True)
-    ]
 
 
 def _slot(seq: Sequence) -> int:

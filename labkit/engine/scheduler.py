@@ -10,6 +10,15 @@ Chunked prefill, prefix hits (tokens that are computed already) and preemption (
 When blocks run out, the sequence that ranks last gives up its own. The one that ranks first never does, so it ends
 at some time, and then the next one is first: nobody waits for ever.
 
+A step is scheduled, launched, and booked when its tokens have come back. The next one may be scheduled in between:
+
+    schedule 1 ── launch ── schedule 2 ── launch ── book 1 ── schedule 3 ── launch ── book 2 ──    the host
+                     └─────── step 1 ────────┘└────────── step 2 ──────────┘└─ step 3              the device
+
+So what a step computes counts as computed from its launch on, and a token that it draws as pending. Who ends while a
+step with it runs keeps slot and blocks until that step is booked. Who has to give up its blocks is only chosen when no
+step runs: `schedule` returns None then, and is asked again.
+
 In the trace every block that a sequence gets is in a `hit` (shared with others) or an `alloc` (its own), every block
 that it leaves in a `free`; `admit` repeats the block table it starts with.
 """
@@ -71,7 +80,7 @@ class Scheduler:
         self._seats = 1 if config.scheduler == "none" else config.max_num_seqs
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._batch: list[Sequence] = []  # scheduler "static": who may run until all of them are done
-        self._in_flight: set[Sequence] = set()  # in a step that is not booked yet: the device may still write for them
+        self._launched = 0  # steps that are not booked yet: the device may still read and write for them
         self._reserved = 0  # blocks that the holders of slots need in the worst case
 
     # ------------------------------------------------------------------------------------- from outside
@@ -81,31 +90,42 @@ class Scheduler:
         bisect.insort(self.waiting, seq, key=self._rank)
 
     def schedule(self) -> Step | None:
-        """The next step, with a slot and blocks for everyone in it; None if nobody can run."""
-        step = Step(number=self._trace.step, chunks=[], admitted=[])
+        """The next step, with a slot and blocks for everyone in it; None if nobody can run before a step is booked."""
+        if self._launched and not self._has_blocks_to_go_on():
+            return None
+        step = Step(self._trace.step, self._trace.now(), chunks=[], admitted=[])
         if self._next_needs_own_step():
             self._admit(step, self._budget)
         if not step.chunks:
             left = self._continue_running(step)
             self._admit(step, left)
-        self._in_flight.update(c.seq for c in step.chunks)
-        return step if step.chunks else None
+        if not step.chunks:
+            return None
+        self._launched += 1
+        for part in step.chunks:
+            seq = part.seq
+            seq.num_computed += part.length
+            seq.num_in_flight += part.length
+            if part.draws:
+                seq.num_pending += 1
+                seq.token_on_device = True
+        return step
 
     def book(self, step: Step, tokens: list[int | None]) -> list[Sequence]:
-        """Book what a step computed: one drawn token (or None) for each of its chunks. Returns who finished by it."""
+        """Book what a step computed: one drawn token (or None) for each of its chunks. Returns who finished by it.
+
+        Steps are booked in the order in which they were scheduled.
+        """
         finished = []
+        self._launched -= 1
         for part, token in zip(step.chunks, tokens, strict=True):
             seq = part.seq
-            self._in_flight.discard(seq)
-            if seq.status is Status.FINISHED:  # cancelled while the step ran
-                self._release(seq)
+            if self._retire(part):  # it ended while the step ran
                 continue
-            seq.num_computed = part.start + part.length
-            self._keep_full_blocks(seq, part.start)
+            self._keep_full_blocks(seq, part.start, part.start + part.length)
             if token is None:
                 continue
             reason = seq.append(token)
-            seq.token_on_device = True
             if seq.first_token_time is None:
                 seq.first_token_time = self._trace.now()
                 self._trace.emit("first_token", req=seq.id)
@@ -115,14 +135,22 @@ class Scheduler:
         return finished
 
     def abandon(self, step: Step) -> None:
-        """The step failed: nothing of it counts. Its sequences are not in flight any more; `finish` ends them."""
+        """Instead of `book`: the step failed, and nothing of it counts. Its sequences cannot go on; `finish` them."""
+        self._launched -= 1
         for part in step.chunks:
-            self._in_flight.discard(part.seq)
-            if part.seq.status is Status.FINISHED:
-                self._release(part.seq)
+            self._retire(part)
+
+    def _retire(self, part: Chunk) -> bool:
+        """The device is done with a chunk. True if its sequence has ended already, and nothing more of it counts."""
+        seq = part.seq
+        seq.num_in_flight -= part.length
+        seq.num_pending -= part.draws
+        if seq.status is Status.FINISHED and seq.num_in_flight == 0:
+            self._release(seq)
+        return seq.status is Status.FINISHED
 
     def finish(self, seq: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
-        """End a sequence. Its blocks are free at once, or when its step is booked. A second call does nothing."""
+        """End a sequence. Its blocks are free at once, or when its last step is booked. A second call does nothing."""
         if seq.status is Status.FINISHED:
             return
         (self.waiting if seq.status is Status.WAITING else self.running).remove(seq)
@@ -135,17 +163,18 @@ class Scheduler:
             self._trace.emit("cancel", req=seq.id)
         else:
             self._trace.emit("finish", req=seq.id, reason=reason)
-        if seq.slot is not None and seq not in self._in_flight:
+        if seq.slot is not None and seq.num_in_flight == 0:
             self._release(seq)
 
     # ------------------------------------------------------------------------------------- who runs on
 
     def _continue_running(self, step: Step) -> int:
         """Give each running sequence its share, the first in rank first. Returns what is left of the budget."""
-        decodes = min(self._budget, sum(seq.token_on_device for seq in self.running))
+        wanting = [seq for seq in self.running if not seq.has_drawn_all]
+        decodes = min(self._budget, sum(seq.token_on_device for seq in wanting))
         left = self._budget - decodes  # prompts get what the decodes do not need
         prompt_chunks = []
-        for seq in list(self.running):
+        for seq in wanting:
             if seq.slot is None:  # preempted by one before it, and so are all that follow
                 break
             if seq.token_on_device:
@@ -170,11 +199,25 @@ class Scheduler:
             new = self.pool.take(missing)
             seq.block_table += new
             self._trace.emit("alloc", req=seq.id, blocks=new)
-        return Chunk(seq, seq.num_computed, length, new, draws=length == seq.num_uncomputed)
+        draws = length == seq.num_uncomputed
+        return Chunk(seq, seq.num_computed, length, new, draws, is_decode=seq.token_on_device)
+
+    def _has_blocks_to_go_on(self) -> bool:
+        """Whether all that run can be given their next chunk without a preemption."""
+        available = self.pool.num_available
+        if available >= len(self.running) + self._num_blocks(self._budget):  # so nearly always, and quickly seen
+            return True
+        needed = 0
+        for seq in self.running:
+            if not seq.has_drawn_all:
+                length = 1 if seq.token_on_device else min(seq.num_uncomputed, self._budget)
+                needed += max(0, self._num_blocks(seq.num_computed + length) - len(seq.block_table))
+        return needed <= available
 
     def _make_room(self, seq: Sequence, missing: int) -> bool:
         """Preempt, from the last in rank, until that many blocks can be taken. False: `seq` had to go itself."""
         while self.pool.num_available < missing:
+            assert self._launched == 0, "the device still writes into the blocks of whoever would be chosen"
             victim = self.running[-1]
             self._preempt(victim)
             if victim is seq:
@@ -323,12 +366,12 @@ class Scheduler:
             found = self.prefix.lookup(seq.token_ids(0, seq.num_tokens))
         return max(found, shared, key=len)
 
-    def _keep_full_blocks(self, seq: Sequence, start: int) -> None:
-        """Enter the blocks in the prefix cache that were filled by computing from position `start` on."""
+    def _keep_full_blocks(self, seq: Sequence, start: int, stop: int) -> None:
+        """Enter the blocks in the prefix cache that were filled by computing positions start to stop - 1."""
         if not self._config.enable_prefix_caching:
             return
         size = self._config.block_size
-        for index in range(start // size, seq.num_computed // size):
+        for index in range(start // size, stop // size):
             block = seq.block_table[index]
             parent = seq.block_table[index - 1] if index else None
             if self.prefix.enter(block, seq.token_ids(index * size, (index + 1) * size), parent):

@@ -44,7 +44,7 @@ def paged_attention(
         out=out[:decodes],
     )
     if batch.prompts is not None:
-        prefill_attention.prefill_attention(q[decodes:], k_cache, v_cache, batch.prompts, window, out=out[decodes:])
+        prefill_attention.prefill_attention(q, k_cache, v_cache, batch.prompts, window, out=out)
         return out
     for chunk in batch.chunks:
         rows = slice(chunk.row, chunk.row + chunk.length)

@@ -29,37 +29,45 @@ class Prompts:
     """The chunks of one step as the kernel wants them, all on the device; the same for every layer."""
 
     block_tables: Tensor  # [C, blocks of the longest] int32
-    first_rows: Tensor  # [C + 1] int32: first row of each chunk among the prompts' rows; the last is the end
+    first_rows: Tensor  # [C + 1] int32: first row of each chunk in the step; the last is the end
     context_lens: Tensor  # [C] int32: tokens up to the chunk's end, itself included
     tiles: Tensor  # [2, tiles] int32 of `make_tiles`
     tile: PrefillTile
 
 
 def make_prompts(
-    tile: PrefillTile, group: int, rows: int, block_tables: Tensor, lengths: Tensor, context_lens: Tensor
+    tile: PrefillTile,
+    group: int,
+    rows: int,
+    block_tables: Tensor,
+    lengths: Tensor,
+    context_lens: Tensor,
+    decodes: int | Tensor = 0,
 ) -> Prompts:
     """Describes chunks to the kernel without asking the device for anything, so that a CUDA graph can hold it.
 
     Args:
         group: query heads for each key/value head
-        rows: of the step's prompts. Those behind the last chunk are padding.
+        rows: of the step. Those behind the last chunk are padding.
         block_tables: [C, W] int32
         lengths: [C] int: tokens of each chunk; 0 for a padded one
         context_lens: [C] int
+        decodes: how many chunks, the first ones, are none of the kernel's
     """
     first_rows = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
     torch.cumsum(lengths, 0, dtype=torch.int32, out=first_rows[1:])
-    tiles = make_tiles(first_rows, context_lens, tile.rows // group, rows)
+    tiles = make_tiles(first_rows, context_lens, tile.rows // group, rows, decodes)
     return Prompts(block_tables, first_rows, context_lens.int(), tiles, tile)
 
 
-def make_tiles(first_rows: Tensor, context_lens: Tensor, tokens: int, rows: int) -> Tensor:
+def make_tiles(first_rows: Tensor, context_lens: Tensor, tokens: int, rows: int, decodes: int | Tensor = 0) -> Tensor:
     """Cuts chunks into tiles, the ones with the most keys first: a long one started last would be waited for.
 
     Args:
         first_rows: [C + 1]
         tokens: of a tile
-        rows: of the step's prompts, padding included; with C it bounds the number of tiles
+        rows: of the step, padding included; with C it bounds the number of tiles
+        decodes: how many chunks, the first ones, get no tile
 
     Returns:
         [2, tiles] int32: chunk (-1: nothing to do), and the tile's first token within the chunk
@@ -71,7 +79,7 @@ def make_tiles(first_rows: Tensor, context_lens: Tensor, tokens: int, rows: int)
     number = torch.arange(rows // tokens + chunks, device=starts.device)
     chunk = (torch.searchsorted(first_tile, number, right=True) - 1).clamp_(min=0)
     first = (number - first_tile[chunk]) * tokens
-    empty = first >= lengths[chunk]
+    empty = (first >= lengths[chunk]) | (chunk < decodes)
     keys = torch.where(empty, -1, context_lens[chunk] - lengths[chunk] + first)
     order = keys.argsort(descending=True)
     return torch.stack((chunk.masked_fill(empty, -1), first)).index_select(1, order).int()
@@ -88,7 +96,7 @@ def prefill_attention(
     """Chunks of prompts against everything in their blocks; the chunks' own keys and values have been stored before.
 
     Args:
-        q: [T, H, D], the rows that prompts.first_rows counts; a head's numbers side by side, else strided
+        q: [T, H, D], the step's rows; a head's numbers side by side, else strided
         k_cache, v_cache: [N, B, K, D], one layer's pool
         window: a token sees itself and the window - 1 tokens before it; None: all of them
         out: [T, H, D] to write into

@@ -55,9 +55,10 @@ class Decoder:
         self.config = config
         self.weights = weights
         self.backend = backend.choose(kernels, device, weights.embedding.dtype, config.head_dim)
+        self.fused = self.backend == "triton"  # its kernels never ask the host, so a CUDA graph can hold them
         # None: prompts are attended to one by one
         self.prefill_tile = None
-        if self.backend == "triton":
+        if self.fused:
             group = config.num_heads // config.num_kv_heads
             self.prefill_tile = tiles.prefill_tile(weights.embedding.dtype, config.head_dim, group, device)
         self.cos_sin = rope.rope_table(config.rope, config.head_dim, max_model_len, device)

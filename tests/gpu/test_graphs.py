@@ -28,9 +28,11 @@ def answers(graphs: bool) -> list[list[int]]:
     ]
     try:
         outputs = llm.generate(prompts, params, use_tqdm=False)
-        assert (llm.engine.runner._graphs is not None) == graphs
+        recorded = llm.engine.runner.graphs
+        assert (recorded is not None) == graphs
         assert llm.engine.stats().preempted > 0
-        assert not graphs or len(llm.engine.runner._graphs._recordings) > 4  # type: ignore[union-attr]
+        assert recorded is None or {key[0] for key in recorded.recordings} == {"decode", "mixed"}
+        assert recorded is None or len(recorded.recordings) > 6
         return [list(output.outputs[0].token_ids) for output in outputs]
     finally:
         llm.close()

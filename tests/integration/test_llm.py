@@ -225,15 +225,15 @@ def test_stop_string_ends_the_engines_request_too(tmp_path):
 
 
 def fail_once(monkeypatch, llm, error):
-    forward, calls = llm.engine.runner.execute, []
+    launch, calls = llm.engine.runner.launch, []
 
     def broken(step):
         calls.append(step)
         if len(calls) == 3:
             raise error
-        return forward(step)
+        return launch(step)
 
-    monkeypatch.setattr(llm.engine.runner, "execute", broken)
+    monkeypatch.setattr(llm.engine.runner, "launch", broken)
 
 
 def test_a_failed_step_fails_its_requests_only(checkpoint, monkeypatch):

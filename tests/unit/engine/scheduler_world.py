@@ -7,7 +7,7 @@ shows at once, and changes every later token.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 
 from labkit.config import EngineConfig, SamplingParams
 from labkit.engine.request import Chunk, Sequence, Status, Step
@@ -63,10 +63,21 @@ def make_request(number: int, prompt: list[int], max_tokens: int = 8, n: int = 1
     return out
 
 
-class World:
-    """Scheduler, fake runner and checks. `step()` is one round of the engine."""
+class Flight:
+    """A step on the device, with what the host has uploaded for it."""
 
-    def __init__(self, num_blocks: int, **config):
+    def __init__(self, step: Step, fails: bool):
+        self.step, self.fails = step, fails
+        self.slots = {c.seq: c.seq.slot for c in step.chunks}
+        self.tables = {c.seq: list(c.seq.block_table) for c in step.chunks}
+        self.known = {c.seq: c.seq.token_ids(c.start, c.start + c.length) for c in step.chunks if not c.is_decode}
+        self.known |= {c.seq: [] for c in step.chunks if c.is_decode}
+
+
+class World:
+    """Scheduler, fake runner and checks. `step()` is one round of the engine; the host is `behind` steps behind."""
+
+    def __init__(self, num_blocks: int, behind: int = 0, **config):
         fields = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 16, **config}
         self.config = EngineConfig(**fields)
         self.trace = Trace()
@@ -74,6 +85,8 @@ class World:
         self.kv: list[list[int | None]] = [[None] * self.config.block_size for _ in range(num_blocks)]
         self.tables: dict[int, list[int]] = {}  # by slot, as the device knows them
         self.last_token: dict[int, int] = {}  # by slot, as the device drew them
+        self.behind = behind
+        self.flights: deque[Flight] = deque()
         self.sequences: list[Sequence] = []
         self.events: list[dict] = []  # of the trace, so far
         self.told: Counter[int] = Counter()  # users of each block, going by these events
@@ -92,57 +105,80 @@ class World:
     # ---------------------------------------------------------------- one round
 
     def step(self, cancel: tuple[Sequence, ...] = (), fail: bool = False) -> Step | None:
-        """Schedule, run, book. `cancel` go away while the step runs; with `fail` nothing is computed."""
+        """Schedule and launch; then book what the device has done.
+
+        With `behind` steps in flight the device is as late as it can be: it does a step's work just before the step is
+        booked. `cancel` go away while steps run; with `fail` nothing is computed.
+        """
         self.trace.step += 1
         step = self.scheduler.schedule()
         self.check_blocks()
-        if step is None:
-            return None
-        self.check_step(step)
-        self.steps.append([(c.seq.id, c.start, c.length) for c in step.chunks])
-        tokens = [] if fail else self.execute(step)
+        if step is not None:
+            self.check_step(step)
+            self.steps.append([(c.seq.id, c.start, c.length) for c in step.chunks])
+            self.flights.append(Flight(step, fail))
         for seq in cancel:
             self.scheduler.finish(seq, "abort")
         self.check_blocks()
-        if fail:
+        while len(self.flights) > (self.behind if step is not None else 0):
+            self.land()
+        return step
+
+    def land(self) -> None:
+        """The device does the oldest step in flight, and it is booked."""
+        flight = self.flights.popleft()
+        step = flight.step
+        if flight.fails:
             self.scheduler.abandon(step)
             for c in step.chunks:
                 self.scheduler.finish(c.seq, "error")
         else:
+            tokens = self.execute(flight)
+            ended = [c.seq for c in step.chunks if c.seq.status is Status.FINISHED]
             finished = self.scheduler.book(step, tokens)
-            assert finished == [c.seq for c in step.chunks if c.seq.finish_reason in ("stop", "length")]
+            new = [c.seq for c in step.chunks if c.seq.finish_reason in ("stop", "length") and c.seq not in ended]
+            assert finished == new
         self.check_blocks()
-        return step
 
     def run(self, most: int = 10_000) -> int:
-        """Steps until nobody is left."""
+        """Steps until nobody is left and nothing runs."""
         count = 0
-        while self.scheduler.waiting or self.scheduler.running:
-            assert self.step() is not None, "somebody waits but nobody runs"
+        while self.scheduler.waiting or self.scheduler.running or self.flights:
+            flying = len(self.flights)
+            assert self.step() is not None or flying, "somebody waits but nobody runs"
             count += 1
             assert count <= most, f"not done after {most} steps"
         return count
 
-    def execute(self, step: Step) -> list[int | None]:
-        for seq in step.admitted:
-            self.tables[seq.slot] = list(seq.block_table)
-            self.last_token.pop(seq.slot, None)
-        admitted = set(step.admitted)
+    def execute(self, flight: Flight) -> list[int | None]:
+        step = flight.step
         for c in step.chunks:
-            if c.seq not in admitted:
-                self.tables[c.seq.slot] += c.new_blocks
-            assert self.tables[c.seq.slot] == c.seq.block_table
-        for c in step.chunks:  # before anything is written: a block found must be complete
+            assert c.seq.slot == flight.slots[c.seq], "its slot is its own until the step is booked"
+            table = flight.tables[c.seq]
+            assert table == c.seq.block_table[: len(table)], "its blocks are its own until the step is booked"
+            self.tables[c.seq.slot] = table
+        for seq in step.admitted:
+            self.last_token.pop(seq.slot, None)
+        living = [c for c in step.chunks if c.seq.status is not Status.FINISHED]
+        for c in living:  # before anything is written: a block found must be complete
             self.check_contents(c.seq, c.start)
-        tokens = [self.compute(c) for c in step.chunks]
-        for c in step.chunks:  # and nobody wrote over another's
+        tokens = [self.compute(c, flight.known[c.seq]) if c in living else self.spoil(c) for c in step.chunks]
+        for c in living:  # and nobody wrote over another's
             self.check_contents(c.seq, c.start + c.length)
         return tokens
 
-    def compute(self, c: Chunk) -> int | None:
+    def spoil(self, c: Chunk) -> int | None:
+        """Its sequence has ended meanwhile: the device writes and draws something for it that is of no use."""
+        for position in range(c.start, c.start + c.length):
+            block = self.tables[c.seq.slot][position // self.config.block_size]
+            self.kv[block][position % self.config.block_size] = None
+        return EOS if c.draws else None
+
+    def compute(self, c: Chunk, known: list[int]) -> int | None:
         """Write the chunk's positions; draw if it reaches the last known token."""
         seq, table = c.seq, self.tables[c.seq.slot]
-        known = [self.last_token[seq.slot]] if c.is_decode else seq.token_ids(c.start, c.start + c.length)
+        if c.is_decode:
+            known = [self.last_token[seq.slot]]
         assert known == seq.token_ids(c.start, c.start + c.length)
         number = self.cell(table, c.start - 1) if c.start else 0
         for position, token in enumerate(known, start=c.start):
@@ -171,7 +207,10 @@ class World:
     def check_step(self, step: Step) -> None:
         config, chunks = self.config, step.chunks
         assert len({c.seq.id for c in chunks}) == len(chunks) <= config.max_num_seqs
-        assert all(c.length >= 1 and c.start == c.seq.num_computed for c in chunks)
+        assert all(c.length >= 1 and c.start + c.length == c.seq.num_computed for c in chunks)
+        taken = {block for c in chunks for block in c.new_blocks}
+        for flight in self.flights:
+            assert taken.isdisjoint(b for table in flight.tables.values() for b in table), "a step still runs on it"
         assert all(c.seq.status is Status.RUNNING for c in chunks)
         kinds = [c.is_decode for c in chunks]
         assert kinds == sorted(kinds, reverse=True), "decodes come first"

@@ -38,20 +38,24 @@ class Engine:
         need = -(-(seq.num_computed + length) // BLOCK) - len(seq.block_table)
         new = [next(self.blocks) for _ in range(need)]
         seq.block_table += new
-        return Chunk(seq, seq.num_computed, length, new, seq.num_computed + length == seq.num_tokens)
+        draws = seq.num_computed + length == seq.num_tokens
+        return Chunk(seq, seq.num_computed, length, new, draws, seq.token_on_device)
 
     def step(self, work: list[tuple[Sequence, int]], admitted: list[Sequence] | None = None) -> list[ChunkResult]:
         """Runs (sequence, tokens) pairs and books the results."""
         fresh = [seq for seq, _ in work if not seq.block_table] if admitted is None else admitted
-        step = Step(0, [self.chunk(seq, length) for seq, length in work], fresh)
-        results = self.runner.execute(step)
+        chunks = [self.chunk(seq, length) for seq, length in work]
+        # Decodes come first, as the scheduler has it; results are wanted in the order of the work.
+        step = Step(0, 0.0, sorted(chunks, key=lambda chunk: not chunk.is_decode), fresh)
+        results = self.runner.launch(step).results()
+        found = {chunk.seq: result for chunk, result in zip(step.chunks, results, strict=True)}
         for chunk, result in zip(step.chunks, results, strict=True):
             chunk.seq.num_computed += chunk.length
             assert (result.token is not None) == chunk.draws
             if result.token is not None:
                 chunk.seq.append(result.token)
                 chunk.seq.token_on_device = True
-        return results
+        return [found[seq] for seq, _ in work]
 
     def finish(self, seqs: list[Sequence], tokens: int) -> None:
         """Decodes all of them together until each has this many output tokens."""

@@ -154,21 +154,34 @@ def test_tiles_cover_every_token_once_and_start_with_the_longest() -> None:
     assert nothing.shape == (2, 0)
 
 
-@pytest.mark.parametrize("with_tiles", [True, False])
-def test_a_mixed_step(with_tiles: bool) -> None:
-    """Two decodes and two chunks of prompts; without tiles, as on Turing, chunks go to PyTorch."""
+@pytest.mark.parametrize("how", ["prompts", "padded", "one by one"])
+def test_a_mixed_step(how: str) -> None:
+    """Two decodes and two chunks of prompts; without tiles, as on Turing, chunks go to PyTorch.
+
+    Padded as for a graph: any chunk may be a decode by its place, but for the last one, which is never anything.
+    """
     k, v = pool(20, 2, 24, torch.float32)
     tables = scattered(4, 5)
     starts, lengths = [16, 40, 0, 20], [1, 1, 18, 5]
-    tensors = torch.tensor(lengths[2:]), torch.tensor(starts[2:]) + torch.tensor(lengths[2:])
-    prompts = prefill_attention.make_prompts(PrefillTile(16, 16, 4, 1), 3, 23, tables[2:], *tensors)
     chunks = [PromptChunk(2, 0, 18, tables[2, :2]), PromptChunk(20, 20, 5, tables[3, :2])]
     lens = torch.tensor([17, 41], dtype=torch.int32)
-    batch = AttentionBatch(torch.empty(0), tables[:2], lens, 41, chunks, prompts if with_tiles else None)
+    batch = AttentionBatch(torch.empty(0), tables[:2], lens, 41, chunks)
     q = torch.randn(25, 6, 24)
-    got = paged_attention.paged_attention(q, k, v, batch)
     want = [attention.decode_attention(q[:2], k, v, batch)]
     want += [attention.chunk_attention(q[c.row : c.row + c.length], k, v, batch, c) for c in chunks]
+    tile = PrefillTile(16, 16, 4, 1)
+    ends = torch.tensor(starts) + torch.tensor(lengths)
+    if how == "prompts":
+        batch.prompts = prefill_attention.make_prompts(tile, 3, 25, tables, torch.tensor(lengths), ends, 2)
+    elif how == "padded":
+        nobody = torch.zeros(2, 5, dtype=torch.int32)
+        lens = torch.tensor([17, 41, 0, 0, 0], dtype=torch.int32)
+        tables, ends = torch.cat((tables, nobody)), torch.cat((ends, torch.zeros(2, dtype=torch.int64)))
+        tensors = torch.tensor([*lengths, 0, 0]), ends, torch.tensor([2])
+        prompts = prefill_attention.make_prompts(tile, 3, 32, tables, *tensors)
+        batch = AttentionBatch(torch.empty(0), tables[:5], lens, 64, prompts=prompts)
+        q = torch.cat((q, torch.randn(7, 6, 24)))
+    got = paged_attention.paged_attention(q, k, v, batch)[:25]
     torch.testing.assert_close(got, torch.cat(want), atol=1e-5, rtol=0)
 
 
