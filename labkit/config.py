@@ -13,6 +13,7 @@ from typing import Any
 
 from labkit.errors import RequestError
 
+GRAPH_TOKENS = 2048  # of the largest step with prompts that is a CUDA graph; larger ones hide their launches
 MAX_N = 128
 MAX_LOGPROBS = 20
 KERNELS = ("auto", "torch", "triton", "cuda")

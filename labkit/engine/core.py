@@ -72,7 +72,8 @@ class EngineCore:
             vocab_size=checkpoint.config.vocab_size,
             kv_tokens=plan.num_kv_blocks * config.block_size,
         )
-        decoder = Decoder(checkpoint.config, checkpoint.load(dtype, device), plan.max_model_len, config.kernels)
+        weights = checkpoint.load(dtype, device)
+        decoder = Decoder(checkpoint.config, weights, plan.max_model_len, config.kernels, config.batch_invariant)
         self.runner = runners.Runner(
             decoder,
             self.config,

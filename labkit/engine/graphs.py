@@ -24,8 +24,6 @@ from torch import Tensor
 
 from labkit.engine.launched import host_buffer
 
-MIXED_TOKENS = 2048  # of the largest step with prompts; launches hide behind the work of larger ones
-
 
 @dataclass(slots=True)
 class Recording:

@@ -33,9 +33,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.config import EngineConfig
+from labkit.config import GRAPH_TOKENS, EngineConfig
 from labkit.engine.expand import expand, places
-from labkit.engine.graphs import MIXED_TOKENS, StepGraphs, padded_sequences, padded_tokens
+from labkit.engine.graphs import StepGraphs, padded_sequences, padded_tokens
 from labkit.engine.launched import Launched, Logprobs, host_buffer
 from labkit.engine.request import Chunk, Sequence, Step
 from labkit.engine.sampler import FILTERED, LOGPROBS, DrawPlan, Sampler
@@ -182,7 +182,7 @@ class Runner:
         return (
             self.graphs is not None
             and self.model.prefill_tile is not None
-            and step.num_tokens <= MIXED_TOKENS
+            and step.num_tokens <= GRAPH_TOKENS
             and all(chunk.seq.params.prompt_logprobs is None for chunk in step.chunks)
         )
 

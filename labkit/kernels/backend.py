@@ -24,7 +24,10 @@ BFLOAT16_SINCE = (8, 0)  # compute capability (Ampere); older GPUs only emulate 
 TRITON_SINCE = (7, 5)  # compute capability (Turing)
 MAX_HEAD_DIM = 256  # what attention keeps in registers and shared memory
 
-current = "torch"  # the version that operations use now: the one global choice, made by the decoder for each pass
+# The version that operations use now, and whether a row's result may depend on its neighbours: the one global choice,
+# made by the decoder for each pass.
+current = "torch"
+invariant = False
 
 
 @dataclass(frozen=True)
@@ -136,10 +139,24 @@ def choose(kernels: str, device: torch.device, dtype: torch.dtype | None = None,
     return kernels
 
 
-def use(name: str) -> None:
+def check_invariant(name: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Whether results can be made independent of the batch, with the version that `choose` gave.
+
+    Raises:
+        KernelError: they cannot, with the reason.
+    """
+    if name != "triton" and (device.type != "cpu" or dtype != torch.float32):
+        kind = str(dtype).removeprefix("torch.")
+        raise KernelError(
+            f"batch_invariant is true, but with kernels {name!r} and {kind} on {device.type} the matrix products are a "
+            "library's, which rounds differently for other batches; use Triton's kernels on a GPU, or float32 on a CPU"
+        )
+
+
+def use(name: str, batch_invariant: bool = False) -> None:
     """Make the operations use this version, of `choose`, from now on."""
-    global current
-    current = name
+    global current, invariant
+    current, invariant = name, batch_invariant
 
 
 def on_cpp(*tensors: torch.Tensor) -> bool:

@@ -37,6 +37,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from labkit.kernels import backend, native
+from labkit.kernels.invariant_linear import invariant_linear
 from labkit.kernels.jit import jit, tl, triton
 from labkit.kernels.launch import dependent
 from labkit.kernels.tiles import has_room, power_of_two
@@ -66,7 +67,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, any_layout: bo
     if rows in CPP_ROWS and backend.on_cpp(x, weight):
         return native.linear(x, weight, bias)
     if backend.on_triton():  # whose other kernels want rows
-        return _on_gpu(x, weight)(x, weight, bias)
+        return (invariant_linear if backend.invariant else _on_gpu(x, weight))(x, weight, bias)
     if x.device.type != "cpu" or not (rows in FEW_ROWS or (any_layout and rows > 1)):
         return functional.linear(x, weight, bias)
     if bias is None:

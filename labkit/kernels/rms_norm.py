@@ -84,7 +84,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps
     block = power_of_two(width)
     # A thread takes 32 numbers of a long row: four loads of 16 bytes on their way at once. Short rows share a program.
     warps = min(max(block // 1024, 1), 16)
-    together = max(1, min(1024 // block, power_of_two(rows)))
+    together = max(1, 1024 // block)
     _rms_norm_kernel[(triton.cdiv(rows, together),)](
         x,
         x if residual is None else residual,

@@ -29,6 +29,8 @@ from labkit.kernels import activation, attention, backend, linear, paged_attenti
 from labkit.kernels.attention import AttentionBatch
 from labkit.models.layout import DecoderWeights, LayerWeights
 
+INVARIANT_SPLIT = 512  # tokens of a piece of a context, when the pieces may not depend on how many sequences there are
+
 
 @dataclass(slots=True)
 class DecoderBatch:
@@ -45,16 +47,27 @@ class Decoder:
     Args:
         max_model_len: how many positions the RoPE table holds.
         kernels: the backend, as EngineConfig.kernels.
+        batch_invariant: a token's result is the same in every bit, whatever else is in the batch.
 
     Raises:
-        KernelError: this backend cannot run here.
+        KernelError: this backend cannot run here, or not so.
     """
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, max_model_len: int, kernels: str = "auto"):
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        max_model_len: int,
+        kernels: str = "auto",
+        batch_invariant: bool = False,
+    ):
         device = weights.embedding.device
         self.config = config
         self.weights = weights
         self.backend = backend.choose(kernels, device, weights.embedding.dtype, config.head_dim)
+        self.batch_invariant = batch_invariant
+        if batch_invariant:
+            backend.check_invariant(self.backend, device, weights.embedding.dtype)
         self.fused = self.backend == "triton"  # its kernels never ask the host, so a CUDA graph can hold them
         # None: prompts are attended to one by one
         self.prefill_tile = None
@@ -72,7 +85,7 @@ class Decoder:
         Returns:
             Hidden states [T, E], normalised, ready for `logits`.
         """
-        backend.use(self.backend)
+        backend.use(self.backend, self.batch_invariant)
         eps = self.config.rms_norm_eps
         residual = functional.embedding(batch.token_ids, self.weights.embedding)
         x = rms_norm.rms_norm(residual, self.weights.layers[0].input_norm, eps)
@@ -86,7 +99,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token of the vocabulary: [rows, E] -> [rows, V], of the weights' type."""
-        backend.use(self.backend)
+        backend.use(self.backend, self.batch_invariant)
         return linear.linear(hidden, self.weights.lm_head)
 
     def _attention(self, x: Tensor, layer: LayerWeights, index: int, batch: DecoderBatch, kv_cache: Tensor) -> Tensor:
@@ -138,7 +151,8 @@ class Decoder:
             layer.k_norm,
             self.config.rms_norm_eps,
         )
-        return paged_attention.paged_attention(q, k_cache, v_cache, batch.attention, window)
+        split_size = INVARIANT_SPLIT if self.batch_invariant else None
+        return paged_attention.paged_attention(q, k_cache, v_cache, batch.attention, window, split_size)
 
     def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
         """[T, E] -> [T, E]"""

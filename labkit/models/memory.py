@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from labkit.config import EngineConfig, ModelConfig
+from labkit.config import GRAPH_TOKENS, EngineConfig, ModelConfig
 from labkit.errors import ModelError
 from labkit.models.weights import num_parameters
 
 # A CPU pool grows no larger than this unless num_kv_blocks asks for it: memory there is also everybody else's.
 CPU_POOL_BYTES = 4 << 30
 CPU_POOL_SHARE = 0.5
+GRAPH_BYTES = 512 << 20  # what CUDA keeps for the graphs themselves; they are recorded when they are needed
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class MemoryPlan:
     num_kv_blocks: int
     kv_bytes: int
     activation_bytes: int
+    graph_bytes: int
     available_bytes: int
     max_model_len: int
     block_size: int
@@ -36,6 +38,7 @@ class MemoryPlan:
             ("weights", self.weights_bytes, ""),
             ("KV pool", self.kv_bytes, pool),
             ("activations", self.activation_bytes, "at most, in one step"),
+            *([("CUDA graphs", self.graph_bytes, "when all sizes are recorded")] if self.graph_bytes else []),
             ("available", self.available_bytes, f"max_model_len {self.max_model_len:,}"),
         ]
         return "\n".join(f"{name:<12}{_readable(size):>11}  {note}".rstrip() for name, size, note in rows)
@@ -60,7 +63,8 @@ def plan_memory(config: ModelConfig, engine: EngineConfig, device: torch.device,
     activations = activation_bytes(config, engine, device, dtype)
     per_block = kv_bytes_per_block(config, engine.block_size, dtype)
     available = available_bytes(device, engine.gpu_memory_utilization)
-    left = available - weights - activations
+    graphs = graph_bytes(config, engine, device, dtype)
+    left = available - weights - activations - graphs
     if engine.num_kv_blocks is not None:
         blocks = engine.num_kv_blocks
     else:
@@ -69,8 +73,8 @@ def plan_memory(config: ModelConfig, engine: EngineConfig, device: torch.device,
         needed = engine.max_num_seqs * -(-model_len // engine.block_size)
         # A GPU's memory is this process's to fill: the more blocks, the longer prefixes stay cached.
         blocks = left // per_block if device.type != "cpu" else min(needed, left // per_block)
-    if blocks < 1 or weights + activations + blocks * per_block > available:
-        raise _cannot_fit(weights, activations, max(blocks, 1) * per_block, available, device, dtype)
+    if blocks < 1 or weights + activations + graphs + blocks * per_block > available:
+        raise _cannot_fit(weights, activations + graphs, max(blocks, 1) * per_block, available, device, dtype)
     if engine.max_model_len is None:
         model_len = min(model_len, blocks * engine.block_size)
     return MemoryPlan(
@@ -79,6 +83,7 @@ def plan_memory(config: ModelConfig, engine: EngineConfig, device: torch.device,
         num_kv_blocks=blocks,
         kv_bytes=blocks * per_block,
         activation_bytes=activations,
+        graph_bytes=graphs,
         available_bytes=available,
         max_model_len=model_len,
         block_size=engine.block_size,
@@ -102,6 +107,13 @@ def activation_bytes(config: ModelConfig, engine: EngineConfig, device: torch.de
     per_token = 3 * config.hidden_size + heads + 3 * config.intermediate_size
     sampled = min(engine.max_num_seqs, tokens)
     return tokens * per_token * dtype.itemsize + 2 * sampled * config.vocab_size * 4
+
+
+def graph_bytes(config: ModelConfig, engine: EngineConfig, device: torch.device, dtype: torch.dtype) -> int:
+    """What CUDA graphs hold beside that: their own activations, once for all of them, and themselves."""
+    if device.type != "cuda" or not engine.cuda_graphs:
+        return 0
+    return activation_bytes(config, engine.replace(max_num_batched_tokens=GRAPH_TOKENS), device, dtype) + GRAPH_BYTES
 
 
 def available_bytes(device: torch.device, share: float) -> int:

@@ -248,7 +248,15 @@ def test_a_failed_step_fails_its_requests_only(checkpoint, monkeypatch):
         assert tokens(run(llm, [[5, 6, 7]], GREEDY)) == want
 
 
-def test_ctrl_c_frees_everything_and_the_engine_lives(checkpoint):
+@pytest.fixture
+def interruptible():
+    """A job in a shell's background is started with SIGINT ignored; here it must do what it does in a terminal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_frees_everything_and_the_engine_lives(checkpoint, interruptible):
     params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
     with engine(checkpoint("llama")) as llm:
         want = tokens(run(llm, [[5, 6, 7]], GREEDY))
@@ -262,7 +270,7 @@ def test_ctrl_c_frees_everything_and_the_engine_lives(checkpoint):
         assert tokens(run(llm, [[5, 6, 7]], GREEDY)) == want
 
 
-def test_ctrl_c_twice_loses_nothing_either(checkpoint):
+def test_ctrl_c_twice_loses_nothing_either(interruptible, checkpoint):
     params = SamplingParams(n=2, max_tokens=300, ignore_eos=True)
     with engine(checkpoint("llama"), num_kv_blocks=400) as llm:
         for trial in range(8):

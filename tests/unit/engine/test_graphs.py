@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from labkit.config import GRAPH_TOKENS
 from labkit.engine import runner
-from labkit.engine.graphs import MIXED_TOKENS, Recording, StepGraphs, padded_sequences, padded_tokens
+from labkit.engine.graphs import Recording, StepGraphs, padded_sequences, padded_tokens
 from labkit.kernels import backend
 from tests.unit.engine.test_runner import Engine, prompts
 from tests.unit.models.test_decoder import reference
@@ -31,7 +32,7 @@ class Unrecorded(StepGraphs):
     ("padded", "most", "sizes"),
     [
         (padded_sequences, 256, [1, 2, 4, 8, *range(16, 257, 16)]),
-        (padded_tokens, MIXED_TOKENS, [*range(128, 1025, 128), *range(1280, 2049, 256)]),
+        (padded_tokens, GRAPH_TOKENS, [*range(128, 1025, 128), *range(1280, 2049, 256)]),
     ],
 )
 def test_sizes(padded: Callable[[int], int], most: int, sizes: list[int]) -> None:

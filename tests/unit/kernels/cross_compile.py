@@ -24,6 +24,7 @@ from labkit.kernels import (
     activation,
     decode_attention,
     draw,
+    invariant_linear,
     launch,
     linear,
     prefill_attention,
@@ -89,7 +90,16 @@ def compiling_for(capability: int, where: str) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(tiles, "_chip", lambda device: chip))
         stack.enter_context(mock.patch.object(launch, "_can_launch_early", lambda device: capability >= 90))
-        for module in (decode_attention, prefill_attention, qkv_rope, rms_norm, activation, linear, draw):
+        for module in (
+            decode_attention,
+            prefill_attention,
+            qkv_rope,
+            rms_norm,
+            activation,
+            linear,
+            invariant_linear,
+            draw,
+        ):
             for name in [name for name in vars(module) if name.endswith("_kernel")]:
                 kernel = Compiled(getattr(module, name), capability, report)
                 stack.enter_context(mock.patch.object(module, name, kernel))
@@ -119,6 +129,8 @@ def launch_pointwise(dtype: torch.dtype) -> None:
     rms_norm.add_rms_norm_triton(x, x, weight, 1e-6)
     activation.silu_mul_triton(x)
     linear.gemv(x, x)
+    invariant_linear.invariant_linear(x, x, weight[:3])
+    invariant_linear.invariant_linear(torch.zeros(100, 80, dtype=dtype), torch.zeros(7, 80, dtype=dtype))
     if tiles.has_room(x.device, linear.FEW_SHARED):
         linear.few_rows(x, x, weight[:3])
         linear.few_rows(x[:, :576], torch.zeros(7, 576, dtype=dtype))

@@ -97,3 +97,22 @@ def test_too_old_for_triton(turing: None, monkeypatch: pytest.MonkeyPatch) -> No
 def test_facts_of_the_cpu() -> None:
     known = backend.facts(CPU)
     assert known.name and known.threads and known.capability is None and known.default_dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "dtype", "fine"),
+    [
+        ("triton", "cuda", torch.bfloat16, True),
+        ("torch", "cuda", torch.bfloat16, False),
+        ("torch", "cuda", torch.float32, False),
+        ("torch", "cpu", torch.float32, True),
+        ("cpp", "cpu", torch.float32, True),
+        ("torch", "cpu", torch.bfloat16, False),
+    ],
+)
+def test_who_can_be_batch_invariant(name: str, device: str, dtype: torch.dtype, fine: bool) -> None:
+    if fine:
+        backend.check_invariant(name, torch.device(device), dtype)
+    else:
+        with pytest.raises(KernelError, match=f"kernels {name!r} and .* on {device}.*use Triton's"):
+            backend.check_invariant(name, torch.device(device), dtype)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from labkit.kernels import activation, draw, gumbel, linear, rms_norm, sampling
+from labkit.kernels import activation, draw, gumbel, invariant_linear, linear, rms_norm, sampling
 from labkit.kernels.jit import interpreted, jit, tl, triton
 
 from .draws import Wishes, changed, defined, parameters
@@ -49,6 +50,17 @@ def test_pointwise(rows: int, width: int, dtype: torch.dtype) -> None:
     kept = gate_up.clone()
     torch.testing.assert_close(activation.silu_mul_triton(gate_up), activation.silu_mul(kept.clone()))
     assert torch.equal(gate_up, kept)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "width", "outputs"), [(0, 5, 3), (1, 100, 33), (65, 70, 130), (3, 64, 1)])
+def test_invariant_linear(rows: int, width: int, outputs: int, dtype: torch.dtype) -> None:
+    x, weight = strided(rows, width, dtype), strided(outputs, width, dtype)
+    for bias in (None, torch.randn(outputs).to(dtype)):
+        got = invariant_linear.invariant_linear(x, weight, bias)
+        torch.testing.assert_close(
+            got, functional.linear(x, weight, bias), atol=2e-2 if dtype != torch.float32 else 1e-4, rtol=1e-3
+        )
 
 
 def test_norm_of_every_head() -> None:

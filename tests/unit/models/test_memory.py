@@ -55,7 +55,7 @@ def test_sizes_of_a_known_model(free: SimpleNamespace) -> None:
     assert got.weights_bytes == 596_049_920 * 2
     assert got.kv_bytes_per_block == 114_688 * 16
     assert got.available_bytes == int(0.9 * 141 * GIB) - GIB
-    left = got.available_bytes - got.weights_bytes - got.activation_bytes
+    left = got.available_bytes - got.weights_bytes - got.activation_bytes - got.graph_bytes
     assert got.num_kv_blocks == left // got.kv_bytes_per_block and got.kv_bytes == got.num_kv_blocks * 114_688 * 16
     assert got.max_model_len == 40960
 
@@ -65,6 +65,14 @@ def test_activations_by_hand(free: SimpleNamespace) -> None:
     assert plan(model()).activation_bytes == 512 * (3 * 64 + 12 * 16 + 3 * 96) * 4 + 2 * 256 * 347 * 4
     small = plan(model(), max_num_batched_tokens=20, max_num_seqs=6).activation_bytes
     assert small == 20 * (3 * 64 + 12 * 16 + 3 * 96) * 4 + 2 * 6 * 347 * 4
+
+
+def test_graphs_have_activations_of_their_own(free: SimpleNamespace) -> None:
+    logits = 2 * 256 * 347 * 4
+    got = plan(model(), CUDA, torch.bfloat16)
+    assert got.graph_bytes == 2048 * (3 * 64 + 12 * 16 + 3 * 96) * 2 + logits + (512 << 20)
+    assert "CUDA graphs" in str(got) and "CUDA graphs" not in str(plan(model()))
+    assert plan(model(), CUDA, torch.bfloat16, cuda_graphs=False).graph_bytes == plan(model()).graph_bytes == 0
 
 
 def test_a_cpu_pool_holds_what_can_be_used_and_no_more(free: SimpleNamespace) -> None:
