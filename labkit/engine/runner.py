@@ -34,19 +34,16 @@ import torch
 from torch import Tensor
 
 from labkit.config import GRAPH_TOKENS, EngineConfig
-from labkit.engine.expand import expand, places
 from labkit.engine.graphs import StepGraphs, padded_sequences, padded_tokens
 from labkit.engine.launched import Launched, Logprobs, host_buffer
 from labkit.engine.request import Chunk, Sequence, Step
 from labkit.engine.sampler import FILTERED, LOGPROBS, DrawPlan, Sampler
 from labkit.kernels.attention import AttentionBatch, PromptChunk
+from labkit.kernels.expand import SLOT, START, TABLE_SLOT, expand, expand_decodes
 from labkit.kernels.prefill_attention import Prompts, make_prompts
 from labkit.models.decoder import Decoder, DecoderBatch
 
 LOGPROB_ROWS = 256  # logits that prompt_logprobs holds at once; 50 MB with a vocabulary of 49,152
-SLOT, START, TABLE_SLOT, TABLE_COLUMN, BLOCK = range(
-    5
-)  # of a decode; BLOCK goes to the place that the two before it say
 
 
 class Draw(Protocol):
@@ -164,16 +161,13 @@ class Runner:
 
     def _decode(self, rows: Tensor, max_context: int, draw: Draw) -> Tensor:
         """[5, n] int32 -> tokens [n], which are the slots' last ones then."""
-        slots, starts = rows[SLOT], rows[START]
-        self._block_tables.index_put_((rows[TABLE_SLOT].long(), rows[TABLE_COLUMN].long()), rows[BLOCK])
-        ends = starts + 1
-        tables = self._block_tables[:, : self._num_blocks(max_context)].index_select(0, slots)
-        where = places(self._block_tables, slots, starts, self.block_size)
-        batch = DecoderBatch(
-            self._last_tokens.index_select(0, slots), starts, AttentionBatch(where, tables, ends, max_context)
-        )
-        tokens = draw(self.model.logits(self.model.forward(batch, self.kv_cache)), slots=slots, positions=ends)
-        self._last_tokens.index_copy_(0, slots.long(), tokens.int())
+        self.model.select_backend()
+        width = self._num_blocks(max_context)
+        step = expand_decodes(rows, self._block_tables, self._last_tokens, self.block_size, width)
+        attention = AttentionBatch(step.places, step.block_tables, step.context_lens, max_context)
+        hidden = self.model.forward(DecoderBatch(step.token_ids, rows[START], attention), self.kv_cache)
+        tokens = draw(self.model.logits(hidden), slots=rows[SLOT], positions=step.context_lens)
+        self._last_tokens.index_copy_(0, rows[SLOT].long(), tokens.int())
         return tokens
 
     # ------------------------------------------------------------------------------------- with prompts, as a graph

@@ -76,6 +76,10 @@ class Decoder:
             self.prefill_tile = tiles.prefill_tile(weights.embedding.dtype, config.head_dim, group, device)
         self.cos_sin = rope.rope_table(config.rope, config.head_dim, max_model_len, device)
 
+    def select_backend(self) -> None:
+        """Operations that are called from now on are this model's."""
+        backend.use(self.backend, self.batch_invariant)
+
     def forward(self, batch: DecoderBatch, kv_cache: Tensor) -> Tensor:
         """Runs every layer on the step's tokens.
 
@@ -85,7 +89,7 @@ class Decoder:
         Returns:
             Hidden states [T, E], normalised, ready for `logits`.
         """
-        backend.use(self.backend, self.batch_invariant)
+        self.select_backend()
         eps = self.config.rms_norm_eps
         residual = functional.embedding(batch.token_ids, self.weights.embedding)
         x = rms_norm.rms_norm(residual, self.weights.layers[0].input_norm, eps)
@@ -99,7 +103,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token of the vocabulary: [rows, E] -> [rows, V], of the weights' type."""
-        backend.use(self.backend, self.batch_invariant)
+        self.select_backend()
         return linear.linear(hidden, self.weights.lm_head)
 
     def _attention(self, x: Tensor, layer: LayerWeights, index: int, batch: DecoderBatch, kv_cache: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from labkit.kernels import (
     activation,
     decode_attention,
     draw,
+    expand,
     invariant_linear,
     launch,
     linear,
@@ -99,6 +100,7 @@ def compiling_for(capability: int, where: str) -> Iterator[None]:
             linear,
             invariant_linear,
             draw,
+            expand,
         ):
             for name in [name for name in vars(module) if name.endswith("_kernel")]:
                 kernel = Compiled(getattr(module, name), capability, report)
@@ -120,6 +122,11 @@ def launch_attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: in
     if tile is not None:
         prompts = prefill_attention.make_prompts(tile, group, 2, tables, ints, ints)
         prefill_attention.prefill_attention(q, pool, pool, prompts, window=20)
+
+
+def launch_expand() -> None:
+    rows, tables = torch.zeros(5, 3, dtype=torch.int32), torch.zeros(4, 9, dtype=torch.int32)
+    expand._expand_decodes_triton(rows, tables, tables[:, 0], 16, 7)
 
 
 def launch_pointwise(dtype: torch.dtype) -> None:
@@ -155,6 +162,7 @@ def main(capabilities: list[int]) -> None:
         with compiling_for(capability, str(half)):
             launch_pointwise(half)
             launch_sampling(half)
+            launch_expand()
 
 
 if __name__ == "__main__":
