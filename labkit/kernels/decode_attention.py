@@ -186,32 +186,32 @@ def decode_kernel(
         best = higher
 
     acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-    if SPLITS > 1:
-        if used > 1:
-            first_head = (seq * (tl.num_programs(0) // ROW_BLOCKS) + kv_head) * G
-            part = (first_head + row) * SPLITS + split
-            tl.store(partial_ptr + part[:, None] * D + d[None, :], acc, mask=wanted)
-            tl.store(lse_ptr + part, best + tl.log2(total), mask=row < G)
-            tl.debug_barrier()  # written by all threads before it is counted
-            arrived = arrived_ptr + seq * tl.num_programs(0) + tl.program_id(0)
-            if tl.atomic_add(arrived, 1, sem="acq_rel") < used - 1:
-                return
-            tl.store(arrived, 0)  # for the next launch
-            merged_row = first_row + tl.arange(0, MERGED)
-            merged = _merge(partial_ptr, lse_ptr, first_head, merged_row, used, SPLITS, G, D, DP, MERGED, MERGE)
-            merged_at = out_ptr + seq * out_seq + (kv_head * G + merged_row)[:, None] * out_head + d[None, :]
-            tl.store(merged_at, merged.to(out_ptr.dtype.element_ty), mask=(merged_row < G)[:, None] & (d < D)[None, :])
+    if used > 1:
+        first_head = (seq * (tl.num_programs(0) // ROW_BLOCKS) + kv_head) * G
+        part = (first_head + row) * SPLITS + split
+        tl.store(partial_ptr + part[:, None] * D + d[None, :], acc, mask=wanted)
+        tl.store(lse_ptr + part, best + tl.log2(total), mask=row < G)
+        tl.debug_barrier()  # written by all threads before it is counted
+        arrived = arrived_ptr + seq * tl.num_programs(0) + tl.program_id(0)
+        if tl.atomic_add(arrived, 1, sem="acq_rel") < used - 1:
             return
+        tl.store(arrived, 0)  # for the next launch
+        outs = out_ptr + seq * out_seq + kv_head * G * out_head
+        _merge(
+            partial_ptr, lse_ptr, first_head, first_row, used, outs, out_head, SPLITS, G, D, DP, MERGED, MERGE,
+        )  # fmt: skip
+        return
     out_at = out_ptr + seq * out_seq + head[:, None] * out_head + d[None, :]
     tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=wanted)
 
 
 @jit
 def _merge(
-    partial_ptr, lse_ptr, first_head, row, used, SPLITS: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    DP: tl.constexpr, MERGED: tl.constexpr, MERGE: tl.constexpr,
+    partial_ptr, lse_ptr, first_head, first_row, used, out_ptr, out_head, SPLITS: tl.constexpr, G: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, MERGED: tl.constexpr, MERGE: tl.constexpr,
 ):  # fmt: skip
-    """[MERGED, DP]: the splits of query heads `row`, always MERGE at a time, so that sums keep their order."""
+    """The `used` splits of MERGED query heads of a group; always MERGE at a time, so that sums keep their order."""
+    row = first_row + tl.arange(0, MERGED)
     d = tl.arange(0, DP)
     best = tl.full([MERGED], -1.0e30, tl.float32)
     total = tl.zeros([MERGED], tl.float32)
@@ -222,12 +222,14 @@ def _merge(
         there = (split < used)[:, None] & (row < G)[None, :]
         # Other multiprocessors have written these: past the first cache, which does not see that (".cg").
         lse = tl.load(lse_ptr + part, mask=there, other=-float("inf"), cache_modifier=".cg")
-        outs_at = partial_ptr + part[:, :, None] * D + d[None, None, :]
-        outs = tl.load(outs_at, mask=there[:, :, None] & (d < D)[None, None, :], other=0.0, cache_modifier=".cg")
+        partial_at = partial_ptr + part[:, :, None] * D + d[None, None, :]
+        partial = tl.load(partial_at, mask=there[:, :, None] & (d < D)[None, None, :], other=0.0, cache_modifier=".cg")
         higher = tl.maximum(best, tl.max(lse, axis=0))
         weights = tl.exp2(lse - higher[None, :])
         shrink = tl.exp2(best - higher)
         total = total * shrink + tl.sum(weights, axis=0)
-        acc = acc * shrink[:, None] + tl.sum(weights[:, :, None] * outs, axis=0)
+        acc = acc * shrink[:, None] + tl.sum(weights[:, :, None] * partial, axis=0)
         best = higher
-    return acc / tl.where(total > 0, total, 1.0)[:, None]
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    out_at = out_ptr + row[:, None] * out_head + d[None, :]
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=(row < G)[:, None] & (d < D)[None, :])

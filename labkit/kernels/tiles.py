@@ -82,8 +82,8 @@ def prefill_tile_for(dtype: torch.dtype, head_dim: int, group: int, shared: int)
     if dtype == torch.float32:  # no tensor cores in exact float32: small tiles, or registers run out
         return PrefillTile(max(32, power_of_two(group)), 32, 4, 1 if width > 128 else 2)
     if shared > 200_000 and width <= 128 and group <= 128:  # Hopper
-        # Two programs share a multiprocessor, which has 65,536 registers, 128 for each of 2 × 256 threads. Half the rows
-        # would read keys and values twice as often: more than the second cache delivers (4.8 TB/s at 64 rows).
+        # Two programs share a multiprocessor and its 65,536 registers: 128 for each of 2 × 256 threads. Half the rows
+        # would read keys and values twice as often: more than the second cache delivers (4.8 TB/s with 64 rows).
         return PrefillTile(128, 32 if width == 128 else 64, 8, 3, registers=128)
     # Small tiles, of which several share a multiprocessor: one computes its softmax while the others multiply.
     rows = max(64, power_of_two(group))
