@@ -15,8 +15,8 @@ The time goes into reading keys and values once, so everything here is about kee
       context of s   |───── split 0 ─────|───── split 1 ─────|─ split 2 ─|      split 3: nothing left, ends at once
                       out 0, lse 0         out 1, lse 1        out 2, lse 2  ──merge──▶ Σ 2^(lse i - lse) out i
 
-  A second kernel for that would cost its launch, which for one sequence is as long as everything else. Whichever is
-  last, the order of the sum is that of the splits, so that results repeat bit for bit.
+  That saves the launch of a second kernel. Whichever is last, the order of the sum is that of the splits, so that
+  results repeat bit for bit.
 
   The number of splits comes from what the host knows (S, K and a bound on the context), their lengths from
   context_lens on the device. So a CUDA graph captured once serves every context. Splits of a fixed length
