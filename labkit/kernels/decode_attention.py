@@ -10,10 +10,13 @@ The time goes into reading keys and values once, so everything here is about kee
 - A program takes one sequence, one key/value head and all G query heads that share it, packed as rows of one tile. So
   keys and values are read once, not G times, and a tl.dot has 16 rows, of which G are in use.
 - Few sequences would leave most of a GPU idle. Then a context is cut into splits, one program each (flash-decoding,
-  Dao et al. 2023), and a second kernel merges them by their log-sum-exp:
+  Dao et al. 2023). Each counts itself when it is done, and the one that is last merges them by their log-sum-exp:
 
       context of s   |───── split 0 ─────|───── split 1 ─────|─ split 2 ─|      split 3: nothing left, ends at once
                       out 0, lse 0         out 1, lse 1        out 2, lse 2  ──merge──▶ Σ 2^(lse i - lse) out i
+
+  That saves the launch of a second kernel. Whichever is last, the order of the sum is that of the splits, so that
+  results repeat bit for bit.
 
   The number of splits comes from what the host knows (S, K and a bound on the context), their lengths from
   context_lens on the device. So a CUDA graph captured once serves every context. Splits of a fixed length
@@ -25,6 +28,8 @@ Letters: S sequences, H query heads, K key/value heads, G = H/K, D head size, B 
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -34,7 +39,7 @@ from labkit.kernels.tiles import LOG2_E, DecodeTile, decode_tile, power_of_two
 
 PROGRAMS = 512  # that fill a GPU of 132 multiprocessors
 MAX_SPLITS = 64
-MERGE = 16  # splits that are merged at once
+MERGE = 4096  # numbers of partial results that are merged at once
 
 
 def decode_attention(
@@ -76,28 +81,32 @@ def decode_attention(
         # A power of two: few variants to compile.
         splits = power_of_two(-(-seen // split_size)) if split_size else num_splits(sequences, kv_heads, seen)
     if tile is None:
-        tile = decode_tile(q, heads // kv_heads, few=split_size is None and sequences * kv_heads <= 16)
-    # With one split the kernel writes the result itself; `out` then stands in for the two arrays that are not needed.
-    partial, lse = out, out
+        tile = decode_tile(q, heads // kv_heads, few=split_size is None and sequences * kv_heads <= 64)
+    row_blocks = -(-(heads // kv_heads) // tile.rows)
+    width = max(16, power_of_two(head_dim))
+    # With one split `out` stands in for the three arrays that are not needed.
+    partial, lse, arrived = out, out, out
     if splits > 1:
         partial = torch.empty(sequences, heads, splits, head_dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(sequences, heads, splits, dtype=torch.float32, device=q.device)
-    row_blocks = -(-(heads // kv_heads) // tile.rows)
-    shared = dict(WINDOW=window or 0, SPLIT=split_size or 0, SPLITS=splits, TILE=tile.tokens)
-    shared |= dict(D=head_dim, DP=max(16, power_of_two(head_dim)))
+        arrived = _counters(q.device, power_of_two(sequences * kv_heads * row_blocks))
+    merged = min(tile.rows, power_of_two(heads // kv_heads))
     decode_kernel[(kv_heads * row_blocks, sequences, splits)](
-        q, k_cache, v_cache, block_tables, context_lens, out, partial, lse,
+        q, k_cache, v_cache, block_tables, context_lens, out, partial, lse, arrived,
         head_dim**-0.5 * LOG2_E, *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
         block_tables.stride(0), *out.stride()[:2],
-        B=k_cache.shape[1], G=heads // kv_heads, ROWS=tile.rows, ROW_BLOCKS=row_blocks, DOT=tile.dot, **shared,
+        WINDOW=window or 0, SPLIT=split_size or 0, SPLITS=splits, TILE=tile.tokens, D=head_dim, DP=width,
+        B=k_cache.shape[1], G=heads // kv_heads, ROWS=tile.rows, ROW_BLOCKS=row_blocks, DOT=tile.dot,
+        MERGED=merged, MERGE=max(1, MERGE // (merged * width)),
         num_warps=tile.warps, num_stages=tile.stages, **dependent(q.device),
     )  # fmt: skip
-    if splits > 1:
-        merge_kernel[(heads, sequences)](
-            partial, lse, context_lens, out, *out.stride()[:2], H=heads, MERGE=MERGE, **shared, num_warps=4,
-            **dependent(q.device),
-        )  # fmt: skip
     return out
+
+
+@functools.cache
+def _counters(device: torch.device, size: int) -> Tensor:
+    """Zeros that every launch leaves as zeros. Launches share them, so they must run one after the other."""
+    return torch.zeros(size, dtype=torch.int32, device=device)
 
 
 def num_splits(sequences: int, kv_heads: int, context: int) -> int:
@@ -121,11 +130,11 @@ def _split_length(tokens, SPLIT: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.co
 # The tables' width changes from step to step; whether it is a multiple of 16 is not worth another compilation.
 @jit(do_not_specialize=["tables_seq"])
 def decode_kernel(
-    q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, out_ptr, partial_ptr, lse_ptr,
+    q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, out_ptr, partial_ptr, lse_ptr, arrived_ptr,
     scale, q_seq, q_head, k_block, k_token, k_head, v_block, v_token, v_head, tables_seq, out_seq, out_head,
     WINDOW: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
     DP: tl.constexpr, B: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, ROW_BLOCKS: tl.constexpr,
-    DOT: tl.constexpr, PDL: tl.constexpr,
+    DOT: tl.constexpr, MERGED: tl.constexpr, MERGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (K × blocks of query heads, S, splits): heads first, because they read neighbouring bytes."""
     if PDL:
@@ -134,19 +143,21 @@ def decode_kernel(
     kv_head = (tl.program_id(0) // ROW_BLOCKS).to(tl.int64)
     seq = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
-    context = tl.load(lens_ptr + seq)
-    lowest = tl.maximum(context - WINDOW, 0) if WINDOW else 0
-    length = _split_length(context - lowest, SPLIT, SPLITS, TILE)
-    begin = lowest + split * length
-    end = tl.minimum(begin + length, context)
-    if SPLITS > 1 and begin >= end:
-        return  # the merge does not look at it
-
-    row = (tl.program_id(0) % ROW_BLOCKS) * ROWS + tl.arange(0, ROWS)  # of the G query heads
+    first_row = tl.program_id(0) % ROW_BLOCKS * ROWS  # of the G query heads
+    row = first_row + tl.arange(0, ROWS)
     head = kv_head * G + row
     d = tl.arange(0, DP)
     wanted = (row < G)[:, None] & (d < D)[None, :]
     q = tl.load(q_ptr + seq * q_seq + head[:, None] * q_head + d[None, :], mask=wanted, other=0.0)
+
+    context = tl.load(lens_ptr + seq)
+    lowest = tl.maximum(context - WINDOW, 0) if WINDOW else 0
+    length = _split_length(context - lowest, SPLIT, SPLITS, TILE)
+    used = tl.cdiv(context - lowest, tl.maximum(length, 1)) if SPLITS > 1 else 1
+    if SPLITS > 1 and split >= tl.maximum(used, 1):
+        return  # nothing left; the first also writes the zeros of an empty context
+    begin = lowest + split * length
+    end = tl.minimum(begin + length, context)
     best = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DP], tl.float32)
@@ -175,45 +186,50 @@ def decode_kernel(
         best = higher
 
     acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-    if SPLITS == 1:
-        out_at = out_ptr + seq * out_seq + head[:, None] * out_head + d[None, :]
-        tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=wanted)
-    else:
-        part = (seq * (tl.num_programs(0) // ROW_BLOCKS) * G + head) * SPLITS + split
+    if used > 1:
+        first_head = (seq * (tl.num_programs(0) // ROW_BLOCKS) + kv_head) * G
+        part = (first_head + row) * SPLITS + split
         tl.store(partial_ptr + part[:, None] * D + d[None, :], acc, mask=wanted)
         tl.store(lse_ptr + part, best + tl.log2(total), mask=row < G)
+        tl.debug_barrier()  # written by all threads before it is counted
+        arrived = arrived_ptr + seq * tl.num_programs(0) + tl.program_id(0)
+        if tl.atomic_add(arrived, 1, sem="acq_rel") < used - 1:
+            return
+        tl.store(arrived, 0)  # for the next launch
+        outs = out_ptr + seq * out_seq + kv_head * G * out_head
+        _merge(
+            partial_ptr, lse_ptr, first_head, first_row, used, outs, out_head, SPLITS, G, D, DP, MERGED, MERGE,
+        )  # fmt: skip
+        return
+    out_at = out_ptr + seq * out_seq + head[:, None] * out_head + d[None, :]
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=wanted)
 
 
 @jit
-def merge_kernel(
-    partial_ptr, lse_ptr, lens_ptr, out_ptr, out_seq, out_head,
-    WINDOW: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
-    DP: tl.constexpr, H: tl.constexpr, MERGE: tl.constexpr, PDL: tl.constexpr,
+def _merge(
+    partial_ptr, lse_ptr, first_head, first_row, used, out_ptr, out_head, SPLITS: tl.constexpr, G: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, MERGED: tl.constexpr, MERGE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (H, S): one head of one sequence. Always MERGE splits at a time, so that sums keep their order."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    head = tl.program_id(0)
-    seq = tl.program_id(1).to(tl.int64)
-    context = tl.load(lens_ptr + seq)
-    tokens = tl.minimum(context, WINDOW) if WINDOW else context
-    used = tl.cdiv(tokens, tl.maximum(_split_length(tokens, SPLIT, SPLITS, TILE), 1))
+    """The `used` splits of MERGED query heads of a group; always MERGE at a time, so that sums keep their order."""
+    row = first_row + tl.arange(0, MERGED)
     d = tl.arange(0, DP)
-    best = -float("inf")
-    total = 0.0
-    acc = tl.zeros([DP], tl.float32)
+    best = tl.full([MERGED], -1.0e30, tl.float32)
+    total = tl.zeros([MERGED], tl.float32)
+    acc = tl.zeros([MERGED, DP], tl.float32)
     for start in range(0, used, MERGE):
         split = start + tl.arange(0, MERGE)
-        part = (seq * H + head) * SPLITS + split
-        lse = tl.load(lse_ptr + part, mask=split < used, other=-float("inf"))
-        there = (split < used)[:, None] & (d < D)[None, :]
-        outs = tl.load(partial_ptr + part[:, None] * D + d[None, :], mask=there, other=0.0)
+        part = (first_head + row)[None, :] * SPLITS + split[:, None]
+        there = (split < used)[:, None] & (row < G)[None, :]
+        # Other multiprocessors have written these: past the first cache, which does not see that (".cg").
+        lse = tl.load(lse_ptr + part, mask=there, other=-float("inf"), cache_modifier=".cg")
+        partial_at = partial_ptr + part[:, :, None] * D + d[None, None, :]
+        partial = tl.load(partial_at, mask=there[:, :, None] & (d < D)[None, None, :], other=0.0, cache_modifier=".cg")
         higher = tl.maximum(best, tl.max(lse, axis=0))
-        weights = tl.exp2(lse - higher)
+        weights = tl.exp2(lse - higher[None, :])
         shrink = tl.exp2(best - higher)
         total = total * shrink + tl.sum(weights, axis=0)
-        acc = acc * shrink + tl.sum(weights[:, None] * outs, axis=0)
+        acc = acc * shrink[:, None] + tl.sum(weights[:, :, None] * partial, axis=0)
         best = higher
-    acc = acc / tl.where(total > 0, total, 1.0)
-    tl.store(out_ptr + seq * out_seq + head * out_head + d, acc.to(out_ptr.dtype.element_ty), mask=d < D)
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    out_at = out_ptr + row[:, None] * out_head + d[None, :]
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=(row < G)[:, None] & (d < D)[None, :])

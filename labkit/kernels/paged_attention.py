@@ -17,7 +17,7 @@ def paged_attention(
     window: int | None = None,
     split_size: int | None = None,
 ) -> Tensor:
-    """Decodes in one launch (or two, with splits), all chunks of prompts in another.
+    """Decodes in one launch, all chunks of prompts in another.
 
     Without tensor cores for tl.dot there are no `batch.prompts`; chunks then go to PyTorch one by one.
 

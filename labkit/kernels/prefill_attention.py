@@ -10,6 +10,9 @@ A program takes one tile and one key/value head: its rows are tokens × the G qu
 keys are read once for all of them. It walks over the keys with the online softmax of FlashAttention (Dao et al. 2022,
 arXiv:2205.14135); only tiles of keys that the diagonal or the window's edge cuts pay for a mask.
 
+While a program computes exponentials, its tensor cores have nothing to do. So two programs have to fit on a
+multiprocessor: that decides the size of tiles and the number of registers (`tiles.prefill_tile_for`).
+
 Letters: T tokens, C chunks, H query heads, K key/value heads, G = H/K, D head size, B block size, N blocks.
 """
 
@@ -61,7 +64,10 @@ def make_prompts(
 
 
 def make_tiles(first_rows: Tensor, context_lens: Tensor, tokens: int, rows: int, decodes: int | Tensor = 0) -> Tensor:
-    """Cuts chunks into tiles, the ones with the most keys first: a long one started last would be waited for.
+    """Cuts chunks into tiles: the longest chunk first, its last tile first, for that has the most keys.
+
+    A long tile started last would be waited for. And what runs at one time belongs to few chunks, whose keys and
+    values stay in the GPU's second cache while tile after tile reads them.
 
     Args:
         first_rows: [C + 1]
@@ -73,16 +79,16 @@ def make_tiles(first_rows: Tensor, context_lens: Tensor, tokens: int, rows: int,
         [2, tiles] int32: chunk (-1: nothing to do), and the tile's first token within the chunk
     """
     chunks = len(context_lens)
-    starts, lengths = first_rows[:-1], first_rows.diff()
-    # Chunk c's tiles are numbered from starts[c] // tokens + c, which leaves room for all of them.
-    first_tile = starts // tokens + torch.arange(chunks, device=starts.device)
-    number = torch.arange(rows // tokens + chunks, device=starts.device)
-    chunk = (torch.searchsorted(first_tile, number, right=True) - 1).clamp_(min=0)
-    first = (number - first_tile[chunk]) * tokens
-    empty = (first >= lengths[chunk]) | (chunk < decodes)
-    keys = torch.where(empty, -1, context_lens[chunk] - lengths[chunk] + first)
-    order = keys.argsort(descending=True)
-    return torch.stack((chunk.masked_fill(empty, -1), first)).index_select(1, order).int()
+    number = torch.arange(rows // tokens + chunks, device=context_lens.device)
+    if chunks == 0:
+        return number.new_empty(2, 0, dtype=torch.int32)
+    longest = context_lens.argsort(descending=True)
+    lengths = first_rows.diff().masked_fill(torch.arange(chunks, device=number.device) < decodes, 0)[longest]
+    # The i-th longest chunk's tiles begin at number (tokens of those before it) // tokens + i: room for all of them.
+    begins = (lengths.cumsum(0) - lengths) // tokens + torch.arange(chunks, device=number.device)
+    i = torch.searchsorted(begins, number, right=True) - 1
+    first = ((lengths[i] - 1) // tokens - number + begins[i]) * tokens
+    return torch.stack((longest[i].masked_fill(first < 0, -1), first)).int()
 
 
 def prefill_attention(
@@ -97,7 +103,7 @@ def prefill_attention(
 
     Args:
         q: [T, H, D], the step's rows; a head's numbers side by side, else strided
-        k_cache, v_cache: [N, B, K, D], one layer's pool
+        k_cache, v_cache: [N, B, K, D], one layer's pool; with the same strides
         window: a token sees itself and the window - 1 tokens before it; None: all of them
         out: [T, H, D] to write into
 
@@ -108,71 +114,29 @@ def prefill_attention(
     kv_heads = k_cache.shape[2]
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     tile = prompts.tile
+    assert k_cache.stride() == v_cache.stride()
     if prompts.tiles.shape[1] == 0:
         return out
     prefill_kernel[(kv_heads, prompts.tiles.shape[1])](
         q, k_cache, v_cache, prompts.block_tables, prompts.first_rows, prompts.context_lens, prompts.tiles, out,
-        head_dim**-0.5 * LOG2_E, *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
+        head_dim**-0.5 * LOG2_E, *q.stride()[:2], *k_cache.stride()[:3],
         prompts.block_tables.stride(0), *out.stride()[:2],
         WINDOW=window or 0, ROWS=tile.rows, TILE=tile.tokens, D=head_dim, DP=max(16, power_of_two(head_dim)),
-        B=k_cache.shape[1], G=heads // kv_heads, num_warps=tile.warps, num_stages=tile.stages,
+        B=k_cache.shape[1], G=heads // kv_heads, num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
     )  # fmt: skip
     return out
-
-
-@jit
-def _attend(
-    q, best, total, acc, position, begin, end, scale, table_ptr, k_ptr, v_ptr, k_block, k_token, v_block, v_token,
-    MASKED: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """Online softmax over the keys begin … end - 1 for rows of queries at `position` [ROWS]; q is scaled already."""
-    d = tl.arange(0, DP)
-    for start in range(begin, end, TILE):
-        token = start + tl.arange(0, TILE)
-        inside = token < end
-        if MASKED:
-            block = tl.load(table_ptr + token // B, mask=inside, other=0).to(tl.int64)  # pools pass 2³¹ numbers
-        else:
-            block = tl.load(table_ptr + token // B).to(tl.int64)
-        slot = token % B
-        k_at = k_ptr + (block * k_block + slot * k_token)[:, None] + d[None, :]
-        v_at = v_ptr + (block * v_block + slot * v_token)[:, None] + d[None, :]
-        if MASKED:
-            there = inside[:, None] & (d < D)[None, :]
-            k = tl.load(k_at, mask=there, other=0.0)
-            v = tl.load(v_at, mask=there, other=0.0)
-        elif D == DP:
-            k = tl.load(k_at)
-            v = tl.load(v_at)
-        else:
-            k = tl.load(k_at, mask=(d < D)[None, :], other=0.0)
-            v = tl.load(v_at, mask=(d < D)[None, :], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if MASKED:
-            seen = (token[None, :] <= position[:, None]) & inside[None, :]
-            if WINDOW:
-                seen &= token[None, :] > position[:, None] - WINDOW
-            scores = tl.where(seen, scores, -float("inf"))
-        # The floor keeps -inf - -inf, which is no number, from rows that see nothing here.
-        higher = tl.maximum(tl.maximum(best, tl.max(scores, axis=1) * scale), -1.0e30)
-        weights = tl.exp2(scores * scale - higher[:, None])
-        shrink = tl.exp2(best - higher)
-        total = total * shrink + tl.sum(weights, axis=1)
-        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
-        best = higher
-    return best, total, acc
 
 
 # The tables' width changes from step to step; whether it is a multiple of 16 is not worth another compilation.
 @jit(do_not_specialize=["tables_seq"])
 def prefill_kernel(
     q_ptr, k_ptr, v_ptr, tables_ptr, rows_ptr, lens_ptr, tiles_ptr, out_ptr,
-    scale, q_token, q_head, k_block, k_token, k_head, v_block, v_token, v_head, tables_seq, out_token, out_head,
+    scale, q_token, q_head, kv_block, kv_token, kv_head, tables_seq, out_token, out_head,
     WINDOW: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, B: tl.constexpr,
     G: tl.constexpr,
 ):  # fmt: skip
     """Grid (K, tiles)."""
-    kv_head = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(0).to(tl.int64)
     chunk = tl.load(tiles_ptr + tl.program_id(1))
     if chunk < 0:
         return
@@ -183,44 +147,57 @@ def prefill_kernel(
 
     row = tl.arange(0, ROWS)
     token = first + row // G  # within the chunk
-    head = kv_head * G + row % G
+    head = group * G + row % G
     d = tl.arange(0, DP)
     wanted = ((row < ROWS // G * G) & (token < length))[:, None] & (d < D)[None, :]
     at = (first_row + token).to(tl.int64)
     q = tl.load(q_ptr + at[:, None] * q_token + head[:, None] * q_head + d[None, :], mask=wanted, other=0.0)
     position = context - length + token
 
-    # Keys in three runs:  low ─masked─ clear ─every row sees them all─ diagonal ─masked─ high
+    # Keys:  low  ─ the window cuts some rows ─  clear  ─ every row sees them all ─  diagonal  ─ cuts some ─  high
     lowest = context - length + first
     high = tl.minimum(lowest + ROWS // G, context)
-    diagonal = (lowest + 1) // TILE * TILE
+    diagonal = lowest + 1
     low = 0
     clear = 0
     if WINDOW:
         low = tl.maximum(lowest - WINDOW + 1, 0) // TILE * TILE
-        clear = tl.cdiv(tl.maximum(high - WINDOW, 0), TILE) * TILE
-        diagonal = tl.maximum(diagonal, low)
-        clear = tl.minimum(clear, diagonal)
+        clear = high - WINDOW
 
-    best = tl.full([ROWS], -float("inf"), tl.float32)
+    table = tables_ptr + chunk.to(tl.int64) * tables_seq
+    keys = k_ptr + group * kv_head
+    values = v_ptr + group * kv_head
+    best = tl.full([ROWS], -1.0e30, tl.float32)  # not -inf: a row that sees nothing of a tile would get -inf - -inf
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DP], tl.float32)
-    table = tables_ptr + chunk.to(tl.int64) * tables_seq
-    keys = k_ptr + kv_head * k_head
-    values = v_ptr + kv_head * v_head
-    if WINDOW:
-        best, total, acc = _attend(
-            q, best, total, acc, position, low, clear, scale, table, keys, values, k_block, k_token, v_block, v_token,
-            True, WINDOW, TILE, D, DP, B,
-        )  # fmt: skip
-    best, total, acc = _attend(
-        q, best, total, acc, position, clear, diagonal, scale, table, keys, values, k_block, k_token, v_block, v_token,
-        False, WINDOW, TILE, D, DP, B,
-    )  # fmt: skip
-    best, total, acc = _attend(
-        q, best, total, acc, position, diagonal, high, scale, table, keys, values, k_block, k_token, v_block, v_token,
-        True, WINDOW, TILE, D, DP, B,
-    )  # fmt: skip
+    stored = tl.minimum(low + tl.arange(0, TILE), high - 1)
+    block = tl.load(table + stored // B)
+    for start in range(low, high, TILE):
+        key = start + tl.arange(0, TILE)
+        kv_at = (block.to(tl.int64) * kv_block + stored % B * kv_token)[:, None] + d[None, :]  # pools pass 2³¹ numbers
+        # One tile ahead, or each tile would wait for its table. Behind the end the last token is read once more, and
+        # then hidden: cheaper than masking what is read.
+        stored = tl.minimum(key + TILE, high - 1)
+        block = tl.load(table + stored // B)
+        if D == DP:
+            k = tl.load(keys + kv_at)
+            v = tl.load(values + kv_at)
+        else:
+            k = tl.load(keys + kv_at, mask=(d < D)[None, :], other=0.0)
+            v = tl.load(values + kv_at, mask=(d < D)[None, :], other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if start + TILE > diagonal or start < clear:
+            seen = key[None, :] <= position[:, None]
+            if WINDOW:
+                seen &= key[None, :] > position[:, None] - WINDOW
+            scores = tl.where(seen, scores, -float("inf"))
+        higher = tl.maximum(best, tl.max(scores, axis=1) * scale)
+        weights = tl.exp2(scores * scale - higher[:, None])
+        shrink = tl.exp2(best - higher)
+        total = total * shrink + tl.sum(weights, axis=1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        best = higher
+
     acc = acc / tl.where(total > 0, total, 1.0)[:, None]
     out_at = out_ptr + at[:, None] * out_token + head[:, None] * out_head + d[None, :]
     tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=wanted)

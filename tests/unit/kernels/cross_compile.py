@@ -39,6 +39,7 @@ from .draws import Wishes, parameters
 LIMITS = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 90: 227 << 10}  # bytes of shared memory a program may have
 TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
 TYPES[torch.bool] = "i1"
+OPTIONS = ("num_stages", "launch_pdl", "maxnreg")
 
 
 class Compiled:
@@ -50,12 +51,11 @@ class Compiled:
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return self.launch
 
-    def launch(
-        self, *args: Any, num_warps: int = 4, num_stages: int = 3, launch_pdl: bool = False, **constants: Any
-    ) -> None:
+    def launch(self, *args: Any, num_warps: int = 4, **given: Any) -> None:
+        options = {"num_warps": num_warps} | {name: given.pop(name) for name in OPTIONS if name in given}
         names = self.kernel.arg_names
-        values = dict(zip(names, args, strict=False)) | constants
-        signature, attributes = {}, {}
+        values = dict(zip(names, args, strict=False)) | given
+        signature, attributes, constants = {}, {}, {}
         for index, name in enumerate(names):
             value = values[name]
             signature[name] = "constexpr" if self.kernel.params[index].is_constexpr else type_of(value)
@@ -65,11 +65,10 @@ class Compiled:
                 continue
             elif isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
                 attributes[(index,)] = BaseBackend.parse_attr("D")
-        source = ASTSource(self.kernel, signature, {name: constants[name] for name in constants}, attributes)
-        options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl}
+        source = ASTSource(self.kernel, signature, constants, attributes)
         compiled = triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=options)
         assert compiled.asm["cubin"]
-        assert ("griddepcontrol" in compiled.asm["ptx"]) == launch_pdl
+        assert ("griddepcontrol" in compiled.asm["ptx"]) == options.get("launch_pdl", False)
         self.report(self.kernel.__name__, compiled.metadata.shared)
 
 

@@ -98,6 +98,19 @@ def test_splits_of_fixed_size_do_not_depend_on_neighbours() -> None:
         assert torch.equal(alone, together[one])
 
 
+@pytest.mark.parametrize("tile", [DOT, NO_DOT])
+def test_who_merges_the_splits_leaves_the_counters_at_zero(tile: DecodeTile) -> None:
+    """A graph replays the launch: each must find what the first one found. Five heads of a group take two programs."""
+    lens = torch.tensor([70, 9, 0, 33], dtype=torch.int32)
+    k, v = pool(20, 2, 16, torch.float32)
+    tables, q = scattered(4, 5), torch.randn(4, 10, 16)
+    want = want_decodes(q, k, v, tables, lens, None)
+    for _ in range(2):
+        got = decode_attention.decode_attention(q, k, v, tables, lens, 80, tile=tile, splits=4)
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
+        assert not any(decode_attention._counters(CPU, size).any() for size in (8, 16))
+
+
 def test_no_sequences() -> None:
     k, v = pool(2, 2, 16, torch.float32)
     nobody = torch.empty(0, dtype=torch.int32)
