@@ -14,11 +14,11 @@ from labkit.kernels import sampling
 WORD = 2**32
 
 
-def hash_word(x: int) -> int:
-    """lowbias32 in plain integers."""
+def hash_word(x: int, key: int = 0) -> int:
+    """lowbias32 in plain integers, with a key in its middle."""
     x ^= x >> 16
     x = x * 0x7FEB352D % WORD
-    x ^= x >> 15
+    x ^= x >> 15 ^ key
     x = x * 0x846CA68B % WORD
     return x ^ x >> 16
 
@@ -30,8 +30,8 @@ def plain_noise(seed: int, choice: int, position: int, token: int) -> float:
     second = hash_word((hash_word(high ^ 0x13198A2E) + low) % WORD)
     where = hash_word(hash_word((position * 0x9E3779B9 + choice) % WORD) ^ 0x03707344)
     k0, k1 = hash_word((first + where) % WORD), hash_word(second ^ where)
-    x = hash_word(hash_word((token * 0x9E3779B9 + k0) % WORD) ^ k1)
-    return -math.log(-math.log(((x >> 9) + 0.5) * 2.0**-23))
+    x = hash_word((token * 0x9E3779B9 + k0) % WORD, k1)
+    return -math.log(-math.log(1 - ((x >> 9) + 0.5) * 2.0**-23))
 
 
 def signed(x: int) -> int:
