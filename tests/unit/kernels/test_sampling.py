@@ -109,7 +109,7 @@ def test_the_largest_noise_is_anywhere_and_as_large_as_it_should_be() -> None:
 
 
 def test_one_bit_of_the_seed_changes_everything() -> None:
-    """Neither uniform numbers nor Gumbel noise of rows whose seeds, choices or positions are a bit apart go together."""
+    """Neither uniform numbers nor Gumbel noise go together if seeds, choices or positions are one bit apart."""
     cases = [(77, 1, 1000)]
     cases += [(77 ^ 1 << bit, 1, 1000) for bit in range(64)]
     cases += [(77, 1 ^ 1 << bit, 1000) for bit in range(7)] + [(77, 1, 1000 ^ 1 << bit) for bit in range(17)]

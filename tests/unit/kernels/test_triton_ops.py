@@ -186,9 +186,9 @@ def test_many_equal_logits_go_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_listed_tokens_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """More tokens reach the cut than one tile holds, and fewer than would send the draw back to the groups."""
-    monkeypatch.setattr(draw, "GROUP_TILE", 64)
-    table, slots = parameters([Wishes(top_k=90, top_p=0.95, seed=2)]), torch.zeros(1, dtype=torch.int32)
-    logits = logits_of(1, 4001, "normal")
+    monkeypatch.setattr(draw, "GROUP_TILE", 32)
+    table, slots = parameters([Wishes(top_k=40, top_p=0.95, seed=2)]), torch.zeros(1, dtype=torch.int32)
+    logits = logits_of(1, 2001, "normal")
     tokens, _ = draw.draw(logits, table, slots, slots)
     assert tokens.tolist() == defined(logits, table, slots, slots).tolist()
 
