@@ -3,9 +3,10 @@
     logits [S, V] ──▶ first kernel, one program a chunk of a row          second kernel, one program a row
                       ├ bias, min_tokens, penalties (if any, into a copy)
                       ├ log-sum-exp of the raw logits (if asked)   ──────▶ log-probability of the token
-                      ├ plain row:    best of logits/T + noise     ──────▶ best of the chunks
+                      ├ plain row:    bound of logits/T + noise    ──────▶ exact best of the chunks that can hold it
                       └ filtered row: largest of each small group  ──────▶ what the filters keep, best of it (`filters`)
 
+The bound (`gumbel`) costs a fraction of the exact noise, and seldom can more than one chunk hold a row's best score.
 A greedy row is a plain row without noise. Parameters are read from the slots' rows on the device, so nothing waits for
 the host and a CUDA graph can hold it all.
 
@@ -20,13 +21,15 @@ import torch
 from torch import Tensor
 
 from labkit.kernels.draw_chunks import chunk_kernel
-from labkit.kernels.filters import draw_filtered, is_filtered
-from labkit.kernels.gumbel import row_keys
+from labkit.kernels.filters import draw_filtered, is_filtered, needs_mass
+from labkit.kernels.gumbel import noise, noise_bits, row_keys
 from labkit.kernels.jit import interpreted, jit, tl, triton
+from labkit.kernels.launch import dependent
 from labkit.kernels.tiles import power_of_two
 
-TILE, TILES = 512, 8  # logits that a warp has in registers; tiles of a chunk
-MAX_GROUPS = 4096  # groups of a row, for the second kernel's registers
+TILE, WARPS = 4096, 4  # logits of a chunk, and the warps that have them in registers
+ROW_WARPS = 8  # of the second kernel
+MAX_GROUPS = 4096  # groups of a row, for its registers
 GROUP_TILE = 2048  # logits of groups at once
 
 
@@ -73,14 +76,13 @@ def draw(
     assert logits.stride(1) == 1 and parameters.is_contiguous()
     changes = changes or Changes()
     changed = changes.counts is not None or changes.adjustments is not None
-    chunks = triton.cdiv(vocab, TILE * TILES)
+    chunks = triton.cdiv(vocab, TILE)
     group = max(32, power_of_two(triton.cdiv(vocab, MAX_GROUPS)))
     groups = triton.cdiv(vocab, group)
-    # Of each chunk: best score, mass if filtered, largest raw logit, raw mass.
+    # Of each chunk: bound of the best score (filtered: largest logit), mass if filtered, largest raw logit, raw mass.
     parts = torch.empty(4, rows, chunks, dtype=torch.float32, device=device)
-    winners = torch.empty(rows, chunks, dtype=torch.int32, device=device)
     maxima = torch.empty(rows, groups if filtered else 0, dtype=torch.float32, device=device)
-    listed = torch.empty(rows, groups if filtered else 0, dtype=torch.int32, device=device)
+    listed = torch.empty(rows, 2 * groups if filtered else 0, dtype=torch.int32, device=device)
     source = torch.empty(rows, vocab, dtype=torch.float32, device=device) if changed else logits
     seen, counts = (slots if x is None else x for x in (changes.seen, changes.counts))
     adjustments = slots.unsqueeze(0) if changes.adjustments is None else changes.adjustments
@@ -88,26 +90,27 @@ def draw(
     state = (logits, source, logits.stride(0), source.stride(0), parameters, slots, positions, seen, counts)
     sizes = (rows, vocab, chunks, groups)
     options = {"FILTERED": filtered, "LOGPROBS": logprobs, "PENALTIES": changes.counts is not None, "GROUP": group}
-    chunk_kernel[(rows, chunks)](
+    options |= dependent(device)
+    chunk_kernel[(chunks, rows)](
         *state,
-        *(parts, winners, maxima, adjustments, adjustments.stride(0), starts),
+        *(parts, maxima, adjustments, adjustments.stride(0), starts),
         *sizes,
         **options,
         ADJUSTED=changes.adjustments is not None,
         TILE=TILE,
-        TILES=TILES,
         FAST=not interpreted(),
-        num_warps=1,
+        num_warps=WARPS,
     )
     row_kernel[(rows,)](
         *state,
-        *(parts, winners, maxima, listed, tokens, own),
+        *(parts, maxima, listed, tokens, own),
         *sizes,
         **options,
         CHUNKS=power_of_two(chunks),
         GROUPS=power_of_two(groups),
-        TILE=GROUP_TILE,
-        num_warps=8 if filtered else 1,
+        TILE=TILE,
+        GROUP_TILE=GROUP_TILE,
+        num_warps=ROW_WARPS,
     )
     return tokens, own
 
@@ -130,7 +133,6 @@ def row_kernel(
     seen,
     counts,
     parts,
-    winners,
     maxima,
     listed,
     tokens,
@@ -143,11 +145,16 @@ def row_kernel(
     LOGPROBS: tl.constexpr,
     PENALTIES: tl.constexpr,
     GROUP: tl.constexpr,
+    PDL: tl.constexpr,
     CHUNKS: tl.constexpr,
     GROUPS: tl.constexpr,
     TILE: tl.constexpr,
+    GROUP_TILE: tl.constexpr,
 ):
     """From the chunks of one row to its token."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
     parameters += slot * 10
@@ -155,32 +162,38 @@ def row_kernel(
     plane = rows * chunks
     chunk = tl.arange(0, CHUNKS)
     there = chunk < chunks
-    value = tl.load(parts + chunk, mask=there, other=float("-inf"))
-    best = tl.max(value, 0)
-    ids = tl.load(winners + row * chunks + chunk, mask=there, other=2147483647)
-    token = tl.min(tl.where(there & (value == best), ids, 2147483647), 0)
-    if FILTERED:  # noqa: SIM102 - known when compiling; the other is not
-        if is_filtered(parameters, vocab):
-            temperature = tl.load(parameters).to(tl.float32, bitcast=True)
+    part = tl.load(parts + chunk, mask=there, other=float("-inf"))
+    source += row.to(tl.int64) * source_stride
+    temperature = tl.load(parameters).to(tl.float32, bitcast=True)
+    k0, k1 = row_keys(parameters, tl.load(positions + row))
+    token = tl.zeros((), tl.int32)
+    filtered = False
+    if FILTERED:
+        filtered = is_filtered(parameters, vocab)
+    if filtered:
+        mass = tl.zeros((), tl.float32)
+        if needs_mass(parameters, vocab):
             masses = tl.load(parts + plane + chunk, mask=there, other=0.0)
-            k0, k1 = row_keys(parameters, tl.load(positions + row))
-            token = draw_filtered(
-                source + row.to(tl.int64) * source_stride,
-                maxima + row * groups,
-                listed + row * groups,
-                tl.sum(masses * tl.exp((value - best) / temperature), 0),
-                temperature,
-                tl.load(parameters + 1).to(tl.float32, bitcast=True),
-                tl.load(parameters + 2).to(tl.float32, bitcast=True),
-                tl.load(parameters + 6),
-                k0,
-                k1,
-                vocab,
-                groups,
-                GROUP,
-                GROUPS,
-                TILE,
-            )
+            mass = tl.sum(masses * tl.exp((part - tl.max(part, 0)) / temperature), 0)
+        token = draw_filtered(
+            source,
+            maxima + row * groups,
+            listed + row * groups * 2,
+            mass,
+            temperature,
+            tl.load(parameters + 1).to(tl.float32, bitcast=True),
+            tl.load(parameters + 2).to(tl.float32, bitcast=True),
+            tl.load(parameters + 6),
+            k0,
+            k1,
+            vocab,
+            groups,
+            GROUP,
+            GROUPS,
+            GROUP_TILE,
+        )
+    else:
+        token = _draw_plain(source, part, temperature, k0, k1, vocab, CHUNKS, TILE)
     tl.store(tokens + row, token.to(tl.int64))
     if LOGPROBS:
         raw_max = tl.load(parts + 2 * plane + chunk, mask=there, other=-3e38)
@@ -190,6 +203,37 @@ def row_kernel(
         tl.store(own + row, tl.load(logits + row.to(tl.int64) * logits_stride + token).to(tl.float32) - normaliser)
     if PENALTIES:
         _enter(token, parameters, seen + slot * vocab, counts + slot * vocab)
+
+
+@jit
+def _draw_plain(source, bounds, temperature, k0, k1, vocab, CHUNKS: tl.constexpr, TILE: tl.constexpr):
+    """The id of the largest logit / temperature + noise, the lowest on a tie; without noise if greedy.
+
+    Looks into the chunk with the largest bound first, and then only into those whose bound reaches what it found.
+    """
+    sampled = temperature > 0.0
+    scale = tl.where(sampled, temperature, 1.0)
+    best = float("-inf") + tl.zeros((), tl.float32)
+    token = tl.zeros((), tl.int32)
+    limit = best
+    top = tl.max(bounds, 0)
+    while top > limit:
+        chunk = tl.min(tl.where(bounds == top, tl.arange(0, CHUNKS), CHUNKS), 0)
+        ids = chunk * TILE + tl.arange(0, TILE)
+        value = tl.load(source + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+        score = tl.div_rn(value, scale + tl.zeros_like(value))
+        if sampled:
+            score += noise(noise_bits(k0, k1, ids))
+        high = tl.max(score, 0)
+        first = tl.min(tl.where(score == high, ids, 2147483647), 0)
+        if (high > best) | ((high == best) & (first < token)):
+            best = high
+            token = first
+        # A bound may be this much too low; a greedy row's is exact, and of equal ones the first chunk came first.
+        limit = best - tl.where(sampled, 1e-3 + 1e-6 * tl.abs(best), 0.0)
+        bounds = tl.where(tl.arange(0, CHUNKS) == chunk, float("-inf"), bounds)
+        top = tl.max(bounds, 0)
+    return token
 
 
 @jit

@@ -5,10 +5,11 @@ is -log(-log(u)) of an independent uniform u (Gumbel 1954; Maddison et al. 2014,
 of random numbers but a hash of (seed, choice, position, token id). So the same request draws the same token alone or
 in a crowd, chunked, preempted or after a restart, and two sequences that weigh the same tokens share their noise.
 
-    seed (64 bit), choice, position ──hash──▶ k0, k1               one pair a row
-    token * 0x9E3779B9 + k0 ──mix──▶ ^ k1 ──mix──▶ 32 bits ──▶ u   one number a token
+    seed (64 bit), choice, position ──hash──▶ k0, k1                        one pair a row
+    token * 0x9E3779B9 + k0 ──mix, keyed by k1──▶ 32 bits ──▶ v = 1 - u     one number a token
 
-All of it is 32-bit integer arithmetic that wraps around, which int32 tensors, Triton and CUDA do alike.
+A row walks through the 2³² values of `mix` in steps of 0x9E3779B9: k0 says where it starts, k1 which `mix` it is. All
+of it is 32-bit integer arithmetic that wraps around, which int32 tensors, Triton and CUDA do alike.
 
 Letters: S sequences (rows that draw), V vocabulary, C candidates.
 """
@@ -218,19 +219,22 @@ def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
     # On a CPU a piece stays in the cache from the first operation to the last: twice as fast as one after the other.
     width = max(1, CPU_PIECE // max(rows, 1)) if keys.device.type == "cpu" else max(columns, 1)
     for begin in range(0, columns, width):
-        x = token_ids[:, begin : begin + width] * GOLDEN + keys[:, :1]
-        x = mix(mix(x) ^ keys[:, 1:])
-        # The upper 23 bits and a half: exact in float32, never 0 and never 1.
-        u = shift_right(x, 9).float().add_(0.5).mul_(2.0**-23)
+        x = mix(token_ids[:, begin : begin + width] * GOLDEN + keys[:, :1], keys[:, 1:])
+        # v is the upper 23 bits and a half, and u is 1 - v: both exact in float32, never 0 and never 1.
+        u = shift_right(x, 9).float().mul_(-(2.0**-23)).add_(1 - 2.0**-24)
         torch.neg(u.log_().neg_().log_(), out=noise[:, begin : begin + width])
     return noise
 
 
-def mix(x: Tensor) -> Tensor:
-    """A bijection of int32 in which every input bit moves every output bit (lowbias32, Chris Wellons 2018)."""
+def mix(x: Tensor, key: Tensor | int = 0) -> Tensor:
+    """A bijection of int32 in which every input bit moves every output bit (lowbias32, Chris Wellons 2018).
+
+    With a key, another bijection as good: what the first half made of x is moved by it before the second half.
+    """
     x = x ^ shift_right(x, 16)
     x = x.mul_(0x7FEB352D)
     x ^= shift_right(x, 15)
+    x ^= key
     x = x.mul_(0x846CA68B - 2**32)
     x ^= shift_right(x, 16)
     return x

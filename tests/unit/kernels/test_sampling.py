@@ -14,11 +14,11 @@ from labkit.kernels import sampling
 WORD = 2**32
 
 
-def hash_word(x: int) -> int:
-    """lowbias32 in plain integers."""
+def hash_word(x: int, key: int = 0) -> int:
+    """lowbias32 in plain integers, with a key in its middle."""
     x ^= x >> 16
     x = x * 0x7FEB352D % WORD
-    x ^= x >> 15
+    x ^= x >> 15 ^ key
     x = x * 0x846CA68B % WORD
     return x ^ x >> 16
 
@@ -30,8 +30,8 @@ def plain_noise(seed: int, choice: int, position: int, token: int) -> float:
     second = hash_word((hash_word(high ^ 0x13198A2E) + low) % WORD)
     where = hash_word(hash_word((position * 0x9E3779B9 + choice) % WORD) ^ 0x03707344)
     k0, k1 = hash_word((first + where) % WORD), hash_word(second ^ where)
-    x = hash_word(hash_word((token * 0x9E3779B9 + k0) % WORD) ^ k1)
-    return -math.log(-math.log(((x >> 9) + 0.5) * 2.0**-23))
+    x = hash_word((token * 0x9E3779B9 + k0) % WORD, k1)
+    return -math.log(-math.log(1 - ((x >> 9) + 0.5) * 2.0**-23))
 
 
 def signed(x: int) -> int:
@@ -80,13 +80,43 @@ def test_noise_is_uniform_and_independent(vary: str) -> None:
         choices = count if vary == "choice" else zero
         positions = count if vary == "position" else zero
         u = uniforms(keys_of(seeds, choices, positions), 300)[:, 299]
-    histogram = torch.histc(u, bins=64, min=0, max=1)
-    chi_square = float(((histogram - n / 64) ** 2 / (n / 64)).sum())
-    assert chi_square < 63 + 5 * math.sqrt(2 * 63)
+    assert_uniform(torch.histc(u, bins=64, min=0, max=1))
     centred = (u - 0.5) * math.sqrt(12)
     for lag in (1, 2, 3, 16, 64, 1000):
         correlation = float((centred[lag:] * centred[:-lag]).mean())
         assert abs(correlation) < 5 / math.sqrt(n), f"neighbours {lag} apart: {correlation}"
+        assert_uniform(torch.histc((u[lag:] * 8).floor() * 8 + (u[:-lag] * 8).floor(), bins=64, min=0, max=64))
+    # All 23 bits: as often 0 as 1, and no two of them go together.
+    bits = (u * 2**23).long().unsqueeze(1) >> torch.arange(23) & 1
+    signs = 2 * bits.double() - 1
+    assert signs.mean(0).abs().max() < 5 / math.sqrt(n)
+    assert (signs.T @ signs / n - torch.eye(23)).abs().max() < 5 / math.sqrt(n)
+
+
+def assert_uniform(histogram: Tensor) -> None:
+    """A chi-square that chance would exceed once in some million times."""
+    expected, freedom = float(histogram.sum()) / len(histogram), len(histogram) - 1
+    assert float(((histogram - expected) ** 2).sum()) / expected < freedom + 5.5 * math.sqrt(2 * freedom)
+
+
+def test_the_largest_noise_is_anywhere_and_as_large_as_it_should_be() -> None:
+    """Of flat logits every token wins as often; and the largest of C Gumbels m has uniform exp(-C exp(-m))."""
+    n, count = 20_000, 256
+    keys = keys_of(list(range(n)), [0] * n, [3] * n)
+    largest, winners = sampling.gumbel_noise(keys, torch.arange(count, dtype=torch.int32).unsqueeze(0)).max(-1)
+    assert_uniform(torch.bincount(winners, minlength=count).double())
+    assert_uniform(torch.histc((-count * (-largest.double()).exp()).exp(), bins=64, min=0, max=1))
+
+
+def test_one_bit_of_the_seed_changes_everything() -> None:
+    """Neither uniform numbers nor Gumbel noise go together if seeds, choices or positions are one bit apart."""
+    cases = [(77, 1, 1000)]
+    cases += [(77 ^ 1 << bit, 1, 1000) for bit in range(64)]
+    cases += [(77, 1 ^ 1 << bit, 1000) for bit in range(7)] + [(77, 1, 1000 ^ 1 << bit) for bit in range(17)]
+    u = uniforms(keys_of(*(list(column) for column in zip(*cases, strict=True))), 20_000)
+    for values in (u, -(-u.log()).log()):
+        correlations = torch.corrcoef(values) - torch.eye(len(cases))
+        assert correlations.abs().max() < 5.5 / math.sqrt(20_000)
 
 
 def test_rows_of_noise_are_independent() -> None:

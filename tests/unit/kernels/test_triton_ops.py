@@ -142,7 +142,7 @@ def test_noise_is_the_same_bit_for_bit() -> None:
     _noise_bits_kernel[(len(rows),)](table, positions, got, COUNT=64)
     keys = sampling.noise_keys(table[:, 8:], table[:, 7], positions)
     x = torch.arange(64, dtype=torch.int32).unsqueeze(0) * sampling.GOLDEN + keys[:, :1]
-    assert torch.equal(got, sampling.mix(sampling.mix(x) ^ keys[:, 1:]))
+    assert torch.equal(got, sampling.mix(x, keys[:, 1:]))
 
 
 @jit
@@ -150,7 +150,7 @@ def _bound_kernel(bits, exact, bound, COUNT: tl.constexpr):  # type: ignore[no-u
     place = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
     word = tl.load(bits + place).to(tl.uint32, bitcast=True)
     tl.store(exact + place, gumbel.noise(word))
-    tl.store(bound + place, gumbel.noise_bound(word, False))
+    tl.store(bound + place, -0.6931471805599453 * gumbel.log2_bound(word, False))
 
 
 def test_the_bound_of_the_noise_holds() -> None:
@@ -172,7 +172,6 @@ def test_draws_are_those_of_the_definition(
 ) -> None:
     # Small pieces, so that a small row has several of each.
     monkeypatch.setattr(draw, "TILE", 256)
-    monkeypatch.setattr(draw, "TILES", 2)
     monkeypatch.setattr(draw, "GROUP_TILE", 512)
     rows = 4
     table = parameters(wishes(rows, filtered))
@@ -184,7 +183,7 @@ def test_draws_are_those_of_the_definition(
 
 
 def test_many_equal_logits_go_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draw, "GROUP_TILE", 64)
+    monkeypatch.setattr(draw, "GROUP_TILE", 128)
     filters = [dict(top_k=3), dict(top_p=0.3), dict(top_k=100, top_p=0.5), dict(min_p=1.0, top_p=0.01), dict()]
     rows = [Wishes(seed=seed, **each) for each in filters for seed in (1, 2)]  # type: ignore[arg-type]
     rows.append(Wishes(temperature=0.0, top_k=5))
@@ -195,6 +194,30 @@ def test_many_equal_logits_go_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tokens.tolist() == defined(logits, table, slots, slots).tolist()
     assert tokens[-1] == 0
     assert (tokens[:2] < 3).all()
+
+
+def test_listed_tokens_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More tokens reach the cut than one tile holds, and fewer than would send the draw back to the groups."""
+    monkeypatch.setattr(draw, "GROUP_TILE", 32)
+    table, slots = parameters([Wishes(top_k=40, top_p=0.95, seed=2)]), torch.zeros(1, dtype=torch.int32)
+    logits = logits_of(1, 2001, "normal")
+    tokens, _ = draw.draw(logits, table, slots, slots)
+    assert tokens.tolist() == defined(logits, table, slots, slots).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 1.0, 1e4])
+def test_the_best_in_any_chunk(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal logits far apart, so that several chunks come close or are equal; and logits that are -inf."""
+    monkeypatch.setattr(draw, "TILE", 64)
+    rows = 12
+    table = parameters([Wishes(temperature, seed=seed) for seed in range(rows)])
+    slots = torch.arange(rows, dtype=torch.int32)
+    logits = torch.full((rows, 331), -math.inf)
+    for row in range(rows):
+        logits[row, torch.randperm(331)[: 1 + 20 * row]] = 7.0
+    logits[-1] = 7.0
+    tokens, _ = draw.draw(logits, table, slots, slots, filtered=False)
+    assert tokens.tolist() == defined(logits, table, slots, slots).tolist()
 
 
 def test_changes_come_first_and_draws_are_entered() -> None:
