@@ -80,8 +80,6 @@ __global__ void __launch_bounds__(MOST_LANES) rms_norm(const Rows p) {
                 const V before = stream[at];
 #pragma unroll
                 for (int j = 0; j < WIDE; j++) values[i].at[j] = narrow<T>(wide(values[i].at[j]) + wide(before.at[j]));
-                // Single numbers are many: stored at once, they are not all loaded first, for which registers run out.
-                if (WIDE == 1) stream[at] = values[i];
             }
         }
     }
@@ -89,7 +87,7 @@ __global__ void __launch_bounds__(MOST_LANES) rms_norm(const Rows p) {
     for (int i = 0; i < COUNT; i++) {
         const int at = i * blockDim.x + threadIdx.x;
         if (at * WIDE < width) {
-            if (ADD && WIDE > 1) stream[at] = values[i];
+            if (ADD) stream[at] = values[i];
 #pragma unroll
             for (int j = 0; j < WIDE; j++) squares += wide(values[i].at[j]) * wide(values[i].at[j]);
         }
@@ -127,7 +125,7 @@ cudaError_t start(const Rows& p, cudaStream_t stream) {
 template <typename T, int WIDE>
 cudaError_t start(const Rows& p, cudaStream_t stream) {
     if constexpr (WIDE == 1) {
-        if (p.width <= 16 * MOST_LANES) return start<T, 1, 16>(p, stream);
+        if (p.width <= 8 * MOST_LANES) return start<T, 1, 8>(p, stream);
     } else {
         if (p.width <= BLOCK * WIDE) return start<T, WIDE, 1>(p, stream);
         if (p.width <= 2 * BLOCK * WIDE) return start<T, WIDE, 2>(p, stream);
@@ -148,7 +146,8 @@ cudaError_t start(const Rows& p, cudaStream_t stream) {
 }  // namespace
 
 // out = x / rms(x) * weight, row by row; with a residual (may be null), that of residual += x instead. Rows of at most
-// 16384 numbers; steps in numbers; type 0: float32, 1: float16, 2: bfloat16. Returns a cudaError_t.
+// 16384 numbers, of 8192 where they are not aligned to 16 bytes; steps in numbers; type 0: float32, 1: float16,
+// 2: bfloat16. Returns a cudaError_t.
 extern "C" int labkit_rms_norm(const void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t heads,
                                int64_t token_step, int64_t head_step, int64_t residual_step, int64_t width, float eps,
                                int64_t type, void* stream) {
