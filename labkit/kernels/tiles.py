@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from labkit.kernels import backend
+from labkit.kernels import backend, cuda
 from labkit.kernels.jit import triton
 
 LOG2_E = math.log2(math.e)  # exponentials are taken to the base 2, which is what the hardware has
@@ -38,6 +38,9 @@ class PrefillTile:
     tokens: int  # keys at a time
     warps: int
     stages: int
+
+
+CUDA_TILE = PrefillTile(cuda.FLASH_ROWS, 64, 8, 3)  # csrc/flash_attention.cu's only one
 
 
 def decode_tile(q: Tensor, group: int, few: bool = False) -> DecodeTile:

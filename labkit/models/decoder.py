@@ -56,11 +56,18 @@ class Decoder:
         self.weights = weights
         self.backend = backend.choose(kernels, device, weights.embedding.dtype, config.head_dim)
         # None: prompts are attended to one by one
-        self.prefill_tile = None
-        if self.backend == "triton":
+        self.prefill_tile: tiles.PrefillTile | None = None
+        if self.backend == "cuda":
+            self.prefill_tile = tiles.CUDA_TILE
+        elif self.backend == "triton":
             group = config.num_heads // config.num_kv_heads
             self.prefill_tile = tiles.prefill_tile(weights.embedding.dtype, config.head_dim, group, device)
         self.cos_sin = rope.rope_table(config.rope, config.head_dim, max_model_len, device)
+
+    @property
+    def fused(self) -> bool:
+        """Whether its operations are the GPU's fused kernels, which wait for nobody: a CUDA graph can hold them."""
+        return self.backend in ("triton", "cuda")
 
     def forward(self, batch: DecoderBatch, kv_cache: Tensor) -> Tensor:
         """Runs every layer on the step's tokens.
