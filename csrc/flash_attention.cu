@@ -5,7 +5,7 @@
 // one key/value head: ROWS rows of tokens × the G query heads that share it, 16 rows a warp. It walks over the keys, KEYS
 // at a time:
 //
-//     S = Q Kᵀ        weights = 2^(S · scale - best so far)        O = O · shrink + weights V
+//     S = Q Kᵀ        weights = 2^(S · scale - best)        O = O · shrink + weights V
 //
 // Tensor cores and exponentials work at the same time: the products of tile t's scores and of tile t - 1's values start
 // together, and the softmax of the scores runs while the values are still being multiplied. So keys and values arrive in
@@ -26,70 +26,83 @@ using namespace labkit;
 constexpr int ROWS = 128, WARPS = ROWS / 16, THREADS = 32 * WARPS;
 constexpr int KEYS = 64;    // of a tile
 constexpr int STAGES = 3;   // of the ring
+constexpr float SLACK = 8;
 
 struct Problem {
     const void *q, *k, *v;  // [T, H, D], [N, B, K, D] twice
     void* out;              // [T, H, D]
     const int *tables, *first_rows, *context_lens, *tiles;  // [C, W], [C + 1], [C], [2, num_tiles]
-    // Steps between neighbours of a dimension, in numbers; 64 bits, because a pool may hold more than 2³¹.
-    int64_t q_token, q_head, k_block, k_token, k_head, v_block, v_token, v_head, table_row, out_token, out_head;
+    // Steps between neighbours of a dimension, in numbers; of the cache in 16 bytes, the same for keys and values.
+    int64_t q_token, q_head, table_row, out_token, out_head;
+    uint32_t cache_block, cache_token, cache_head;
     int num_tiles, group, block_size, window;  // window 0: none
     uint32_t block_inverse;                    // ceil(2³² / block_size)
     float scale;                               // log2(e) / √D
 };
 
 // Copies tiles of keys and values [KEYS, D] from their blocks into the ring. A thread copies the same 16 bytes of some rows.
-template <typename T, int D>
+template <int D>
 struct Ring {
     static constexpr int PIECES = D / 8, AT_ONCE = THREADS / PIECES, PASSES = KEYS / AT_ONCE;
     static constexpr uint32_t TILE_BYTES = KEYS * D * 2, STAGE_BYTES = 2 * TILE_BYTES, BYTES = STAGES * STAGE_BYTES;
 
     const Problem& p;
-    const T *k, *v;    // of this head, at this thread's piece
-    const int* table;  // block table of the sequence
-    const int begin, end, high;  // tiles, and the first key that is not wanted
-    const uint32_t memory;
-    int next[PASSES], previous[PASSES];  // blocks of the tile whose keys, and of that whose values, come next; -1: none
-    uint32_t filled = 0, used = 0;       // the stage that is filled next, and used next
+    const uint4* keys;   // of this head, at this thread's piece
+    int64_t to_values;   // from a key to its value, in 16 bytes
+    const int* table;    // block table of the sequence
+    int begin, end, last;  // tiles, and the last key
+    uint32_t memory, mine;  // where the ring begins, and this thread's piece of a tile's first rows within it
+    int blocks[PASSES];     // of the tile that is copied next, and where its rows lie in them
+    uint32_t slots[PASSES];
+    const uint4* rows[PASSES];  // of the keys that were copied last
+    int filled, used;           // the stage that is filled next, and used next
 
-    __device__ int token(int tile, int pass) const { return tile * KEYS + pass * AT_ONCE + threadIdx.x / PIECES; }
+    __device__ Ring(const Problem& p, int chunk, int kv_head, int begin, int end, int high, uint32_t memory)
+        : p(p), begin(begin), end(end), last(high - 1), memory(memory), filled(0), used(0) {
+        const int piece = threadIdx.x % PIECES;
+        keys = static_cast<const uint4*>(p.k) + uint64_t{p.cache_head} * kv_head + piece;
+        to_values = static_cast<const uint4*>(p.v) - static_cast<const uint4*>(p.k);
+        table = p.tables + chunk * p.table_row;
+        mine = place<KEYS>(threadIdx.x / PIECES, piece);
+        look_up(begin);
+        for (int i = 0; i < STAGES - 1; i++) fill(begin + i);
+    }
 
-    // The blocks are looked up a tile ahead: their numbers are there when they are needed.
+    // Blocks are looked up a tile ahead: their numbers are there when they are needed. Behind the last key there is the
+    // last key again; nobody looks at it.
     __device__ void look_up(int tile) {
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
-            previous[i] = next[i];
-            const int t = token(tile, i);
-            next[i] = t < high ? table[__umulhi(t, p.block_inverse)] : -1;
-        }
-    }
-
-    __device__ void copy(const T* cache, int64_t block_step, int64_t token_step, const int (&blocks)[PASSES], int tile,
-                         uint32_t to) {
-#pragma unroll
-        for (int i = 0; i < PASSES; i++) {
-            const int t = token(tile, i), slot = t - __umulhi(t, p.block_inverse) * p.block_size;
-            const bool there = blocks[i] >= 0;
-            const T* from = there ? cache + blocks[i] * block_step + slot * token_step : cache;
-            copy_async(to + place<KEYS>(t - tile * KEYS, threadIdx.x % PIECES), from, there);
+            const uint32_t token = min(tile * KEYS + i * AT_ONCE + static_cast<int>(threadIdx.x) / PIECES, last);
+            const uint32_t block = __umulhi(token, p.block_inverse);
+            blocks[i] = table[block];
+            slots[i] = (token - block * p.block_size) * p.cache_token;
         }
     }
 
     // Starts to copy the keys of a tile and the values of the one before.
     __device__ void fill(int tile) {
-        const uint32_t to = memory + filled * STAGE_BYTES;
-        if (tile < end) copy(k, p.k_block, p.k_token, next, tile, to);
-        if (begin < tile && tile <= end) copy(v, p.v_block, p.v_token, previous, tile - 1, to + TILE_BYTES);
+        const uint32_t to = memory + filled * STAGE_BYTES + mine;
+        if (begin < tile && tile <= end) {
+#pragma unroll
+            for (int i = 0; i < PASSES; i++) copy_async(to + TILE_BYTES + i * AT_ONCE * 128, rows[i] + to_values);
+        }
+        if (tile < end) {
+#pragma unroll
+            for (int i = 0; i < PASSES; i++) {
+                rows[i] = keys + (uint64_t{p.cache_block} * static_cast<uint32_t>(blocks[i]) + slots[i]);
+                copy_async(to + i * AT_ONCE * 128, rows[i]);
+            }
+            look_up(tile + 1);
+        }
         close_copies();
-        look_up(tile + 1);
         filled = filled + 1 == STAGES ? 0 : filled + 1;
     }
 
-    // Waits for the stage of a tile, and returns where it lies.
-    __device__ uint32_t take(int tile) {
+    // Waits for the next stage, and returns where it lies. Nobody uses the one before it any more: fill it.
+    __device__ uint32_t take() {
         wait_for_copies<STAGES - 2>();
-        __syncthreads();  // everybody's copies are there, and nobody uses the stage of the tile before any more
-        fill(tile + STAGES - 1);
+        __syncthreads();
         const uint32_t stage = memory + used * STAGE_BYTES;
         used = used + 1 == STAGES ? 0 : used + 1;
         return stage;
@@ -103,31 +116,42 @@ __device__ inline float power_of_two(float x) {
     return y;
 }
 
-// Scores of one tile become weights; `best` [2 rows] and this lane's share of the `total` of weights go on.
-// shrink: what earlier weights are to be multiplied by.
-__device__ inline void softmax(float (&s)[KEYS / 2], float scale, float (&best)[2], float (&total)[2],
-                               float (&shrink)[2]) {
+// What is known of two rows after some tiles. The four lanes that share a row agree on `best`, the exponent that is taken off
+// its scores; each has its own part of the `total` of weights.
+struct Rows {
+    float best[2] = {-1e30f, -1e30f}, total[2] = {0, 0}, shrink[2];
+
+    // Scores of one tile become weights. Returns whether what was summed up before must be multiplied by `shrink`: best
+    // moves only when weights would pass 2^SLACK, which is soon never. All rows of the warp answer together.
+    __device__ bool weigh(float (&s)[KEYS / 2], float scale) {
+        float most[2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float most = -INFINITY;
+        for (int half = 0; half < 2; half++) {
+            most[half] = fmaxf(s[2 * half], s[2 * half + 1]);
 #pragma unroll
-        for (int i = 2 * half; i < KEYS / 2; i += 4) most = fmaxf(most, fmaxf(s[i], s[i + 1]));
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));  // four lanes share a row
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-        // The floor keeps -inf - -inf, which is no number, from rows that have seen nothing yet.
-        const float higher = fmaxf(fmaxf(best[half], most * scale), -1e30f);
-        shrink[half] = power_of_two(best[half] - higher);
-        best[half] = higher;
-        float sum = 0;
-#pragma unroll
-        for (int i = 2 * half; i < KEYS / 2; i += 4) {
-            s[i] = power_of_two(fmaf(s[i], scale, -higher));
-            s[i + 1] = power_of_two(fmaf(s[i + 1], scale, -higher));
-            sum += s[i] + s[i + 1];
+            for (int i = 2 * half + 4; i < KEYS / 2; i += 4) most[half] = fmaxf(most[half], fmaxf(s[i], s[i + 1]));
+            most[half] *= scale;
         }
-        total[half] = fmaf(total[half], shrink[half], sum);
+        const bool moved = __any_sync(~0u, most[0] > best[0] + SLACK || most[1] > best[1] + SLACK);
+        if (moved) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float higher = fmaxf(most[half], __shfl_xor_sync(~0u, most[half], 1));
+                higher = fmaxf(higher, __shfl_xor_sync(~0u, higher, 2));
+                higher = higher > best[half] + SLACK ? higher : best[half];
+                shrink[half] = power_of_two(best[half] - higher);
+                total[half] *= shrink[half];
+                best[half] = higher;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++) {
+            s[i] = power_of_two(fmaf(s[i], scale, -best[i / 2 % 2]));
+            total[i / 2 % 2] += s[i];
+        }
+        return moved;
     }
-}
+};
 
 template <typename T, int D>
 __global__ void __launch_bounds__(THREADS, 1) flash_attention(const Problem p) {
@@ -141,18 +165,8 @@ __global__ void __launch_bounds__(THREADS, 1) flash_attention(const Problem p) {
     const int high = min(lowest + tokens, context);      // one behind its last
     const int begin = p.window ? max(lowest - p.window + 1, 0) / KEYS : 0, end = (high + KEYS - 1) / KEYS;
 
-    using Tiles = Ring<T, D>;
-    const int piece = threadIdx.x % Tiles::PIECES * 8;
-    Tiles ring{p,
-               static_cast<const T*>(p.k) + kv_head * p.k_head + piece,
-               static_cast<const T*>(p.v) + kv_head * p.v_head + piece,
-               p.tables + chunk * p.table_row,
-               begin,
-               end,
-               high,
-               (shared_address(shared) + 1023) & ~1023u};  // the permutation repeats every 1024 bytes
-    ring.look_up(begin);
-    for (int i = 0; i < STAGES - 1; i++) ring.fill(begin + i);
+    // The permutation of pieces repeats every 1024 bytes.
+    Ring<D> ring(p, chunk, kv_head, begin, end, high, (shared_address(shared) + 1023) & ~1023u);
 
     // This lane's two rows, and its share of their queries.
     const int lane = threadIdx.x % 32, column = lane % 4 * 2;
@@ -175,9 +189,10 @@ __global__ void __launch_bounds__(THREADS, 1) flash_attention(const Problem p) {
             query[i / 2][half + i % 2 * 2] = wanted[half] ? *reinterpret_cast<const uint32_t*>(from + 8 * i) : 0;
     }
 
-    float scores[KEYS / 2], out[D / 2] = {}, total[2] = {}, best[2] = {-INFINITY, -INFINITY}, shrink[2];
+    float scores[KEYS / 2], out[D / 2] = {};
     uint32_t weights[KEYS / 16][4];
-    auto weigh = [&](int tile) {  // scores of a tile into weights
+    Rows rows;
+    auto weigh = [&](int tile) {
         const int start = tile * KEYS;
         if (start + KEYS > lowest + 1 || (p.window && start < high - p.window)) {  // some row does not see some key
 #pragma unroll
@@ -186,36 +201,42 @@ __global__ void __launch_bounds__(THREADS, 1) flash_attention(const Problem p) {
                 if (key > position[half] || key <= oldest[half]) scores[i] = -INFINITY;
             }
         }
-        softmax(scores, p.scale, best, total, shrink);
+        return rows.weigh(scores, p.scale);
     };
     auto round_weights = [&] {
 #pragma unroll
         for (int i = 0; i < KEYS / 4; i++) weights[i / 4][i % 4] = pack<T>(scores[2 * i], scores[2 * i + 1]);
     };
 
-    multiply<T, false, false>(scores, query, ring.take(begin));
+    constexpr int AHEAD = STAGES - 1;
+    multiply<T, false, false>(scores, query, ring.take());
+    ring.fill(begin + AHEAD);
     wait_for_products<0>(scores);
     weigh(begin);
     round_weights();
     for (int tile = begin + 1; tile < end; tile++) {
-        const uint32_t stage = ring.take(tile);
+        const uint32_t stage = ring.take();
         multiply<T, false, false>(scores, query, stage);
-        multiply<T, true, true>(out, weights, stage + Tiles::TILE_BYTES);
+        multiply<T, true, true>(out, weights, stage + Ring<D>::TILE_BYTES);
+        ring.fill(tile + AHEAD);
         wait_for_products<1>(scores);
-        weigh(tile);
-        wait_for_products<0>(out);
+        if (weigh(tile)) {
+            wait_for_products<0>(out);
 #pragma unroll
-        for (int i = 0; i < D / 2; i++) out[i] *= shrink[i / 2 % 2];
+            for (int i = 0; i < D / 2; i++) out[i] *= rows.shrink[i / 2 % 2];
+        }
+        wait_for_products<0>(out);
         round_weights();
     }
-    multiply<T, true, true>(out, weights, ring.take(end) + Tiles::TILE_BYTES);
+    multiply<T, true, true>(out, weights, ring.take() + Ring<D>::TILE_BYTES);
     wait_for_products<0>(out);
 
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        total[half] += __shfl_xor_sync(~0u, total[half], 1);
-        total[half] += __shfl_xor_sync(~0u, total[half], 2);
-        const float inverse = total[half] > 0 ? 1 / total[half] : 0;
+        float total = rows.total[half];
+        total += __shfl_xor_sync(~0u, total, 1);
+        total += __shfl_xor_sync(~0u, total, 2);
+        const float inverse = total > 0 ? 1 / total : 0;
         T* to = static_cast<T*>(p.out) + token[half] * p.out_token + head[half] * p.out_head + column;
         if (wanted[half]) {
 #pragma unroll
@@ -227,7 +248,7 @@ __global__ void __launch_bounds__(THREADS, 1) flash_attention(const Problem p) {
 
 template <typename T, int D>
 int launch(const Problem& p, int64_t kv_heads, cudaStream_t stream) {
-    constexpr int BYTES = Ring<T, D>::BYTES + 1024;  // to begin at a multiple of 1024
+    constexpr int BYTES = Ring<D>::BYTES + 1024;  // to begin at a multiple of 1024
     cudaError_t error = cudaFuncSetAttribute(flash_attention<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
     if (error != cudaSuccess) return error;
     const dim3 grid(static_cast<unsigned>(kv_heads), p.num_tiles);
@@ -237,17 +258,17 @@ int launch(const Problem& p, int64_t kv_heads, cudaStream_t stream) {
 
 }  // namespace
 
-// Shapes and steps as in Problem, whose fields these are. Returns a cudaError_t; cudaErrorInvalidValue for another head size.
+// Shapes and steps as in Problem, whose fields these are; the cache's steps are in numbers, too. Returns a cudaError_t,
+// cudaErrorInvalidValue for another head size.
 extern "C" int labkit_flash_attention(const void* q, const void* k, const void* v, void* out, const int* tables,
                                       const int* first_rows, const int* context_lens, const int* tiles,
                                       const int64_t* steps, int64_t num_tiles, int64_t kv_heads, int64_t group,
                                       int64_t head_dim, int64_t block_size, int64_t window, int64_t bfloat16,
                                       void* stream) {
     Problem p{q, k, v, out, tables, first_rows, context_lens, tiles};
-    p.q_token = steps[0], p.q_head = steps[1];
-    p.k_block = steps[2], p.k_token = steps[3], p.k_head = steps[4];
-    p.v_block = steps[5], p.v_token = steps[6], p.v_head = steps[7];
-    p.table_row = steps[8], p.out_token = steps[9], p.out_head = steps[10];
+    p.q_token = steps[0], p.q_head = steps[1], p.table_row = steps[2], p.out_token = steps[3], p.out_head = steps[4];
+    p.cache_block = static_cast<uint32_t>(steps[5] / 8), p.cache_token = static_cast<uint32_t>(steps[6] / 8);
+    p.cache_head = static_cast<uint32_t>(steps[7] / 8);
     p.num_tiles = static_cast<int>(num_tiles), p.group = static_cast<int>(group);
     p.block_size = static_cast<int>(block_size), p.window = static_cast<int>(window);
     p.block_inverse = static_cast<uint32_t>(((uint64_t{1} << 32) + block_size - 1) / block_size);

@@ -56,9 +56,9 @@ __device__ inline uint32_t pack(float low, float high) {
 
 __device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-// 16 bytes from global to shared memory, on their own; zeros instead if not `there`.
-__device__ inline void copy_async(uint32_t to, const void* from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+// 16 bytes from global to shared memory, on their own.
+__device__ inline void copy_async(uint32_t to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 __device__ inline void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -108,8 +108,8 @@ __device__ inline void wgmma(float (&sums)[N / 2], const uint32_t (&a)[4], uint6
     if constexpr (N == 128 && !HALF) LABKIT_WGMMA_128("bf16");
 }
 
-// A part of a tile for the hardware: where it begins, how far panels and groups of eight rows are apart (all in units of
-// 16 bytes), and the permutation (1: over 128 bytes).
+// A tile for the hardware: where it begins, how far panels and groups of eight rows are apart (all in units of 16 bytes),
+// and the permutation (1: over 128 bytes).
 template <int ROWS>
 __device__ inline uint64_t describe(uint32_t begin) {
     constexpr uint64_t PANELS = ROWS * 128 / 16, EIGHT_ROWS = 8 * 128 / 16;
@@ -156,11 +156,12 @@ template <typename T, bool ROWS_ARE_K, bool ADD, int N, int K>
 __device__ inline void multiply(float (&sums)[N], const uint32_t (&a)[K][4], uint32_t tile) {
     constexpr int COLUMNS = 2 * N, STEPS = K, ROWS = ROWS_ARE_K ? 16 * STEPS : COLUMNS;
 #if LABKIT_WGMMA
+    const uint64_t b = describe<ROWS>(tile);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
-        const uint32_t begin = ROWS_ARE_K ? k * 16 * 128 : k / 4 * (ROWS * 128) + k % 4 * 32;
-        wgmma<T, ROWS_ARE_K, COLUMNS>(sums, a[k], describe<ROWS>(tile + begin), ADD || k > 0);
+        const int begin = ROWS_ARE_K ? k * 16 * 128 : k / 4 * (ROWS * 128) + k % 4 * 32;
+        wgmma<T, ROWS_ARE_K, COLUMNS>(sums, a[k], b + begin / 16, ADD || k > 0);
     }
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #else

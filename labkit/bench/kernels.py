@@ -111,7 +111,7 @@ def _gpu(device: torch.device) -> torch.device:
 def line(row: KernelRow) -> str:
     """One row for people."""
     return (
-        f"{row.op:22} {row.shape:26} {row.dtype:9} {row.us:9.1f} us {row.gb_s:6.0f} GB/s {row.of_copy:5.0%} of copy"
+        f"{row.op:28} {row.shape:26} {row.dtype:9} {row.us:9.1f} us {row.gb_s:6.0f} GB/s {row.of_copy:5.0%} of copy"
         f" {row.reference_us:10.1f} us {row.reference}"
     )
 

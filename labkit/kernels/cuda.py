@@ -154,7 +154,7 @@ def flash_attention(
     reason = _unfit(q, k_cache, v_cache, out, prompts)
     if reason is not None:
         raise KernelError(f"attention in CUDA C++ {reason}; use kernels='triton'")
-    steps = (*q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], tables.stride(0), *out.stride()[:2])
+    steps = (*q.stride()[:2], tables.stride(0), *out.stride()[:2], *k_cache.stride()[:3])
     pointers = [x.data_ptr() for x in (q, k_cache, v_cache, out, tables, prompts.first_rows, prompts.context_lens)]
     sizes = (tiles.shape[1], kv_heads, group, head_dim, block_size, window or 0, q.dtype == torch.bfloat16)
     _call("labkit_flash_attention", q.device, *pointers, tiles.data_ptr(), (SIZE * len(steps))(*steps), *sizes)
@@ -176,7 +176,9 @@ def _unfit(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, prompts: Pr
         return f"takes blocks of a multiple of 8 tokens and contexts below 2**32 / B, and blocks have {block_size}"
     if any(x.stride(-1) != 1 for x in (q, k_cache, v_cache, out, prompts.block_tables, prompts.tiles)):
         return "takes heads whose numbers lie side by side"
-    if any(x.data_ptr() % 16 or any(step % 8 for step in x.stride()[:3]) for x in (k_cache, v_cache)):
+    if k_cache.stride() != v_cache.stride():
+        return "takes keys and values that lie in the same order"
+    if k_cache.data_ptr() % 16 or v_cache.data_ptr() % 16 or any(step % 8 for step in k_cache.stride()[:3]):
         return "takes keys and values that begin at multiples of 16 bytes"
     if any(x.data_ptr() % 4 or any(step % 2 for step in x.stride()[:2]) for x in (q, out)):
         return "takes queries that begin at multiples of 4 bytes"

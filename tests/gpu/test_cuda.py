@@ -64,12 +64,19 @@ def test_norm_of_heads_and_its_limits() -> None:
 
 
 def check_prompts(
-    starts: list[int], lengths: list[int], heads: int, k: Tensor, v: Tensor, tables: Tensor, window: int | None
+    starts: list[int],
+    lengths: list[int],
+    heads: int,
+    k: Tensor,
+    v: Tensor,
+    tables: Tensor,
+    window: int | None,
+    spread: float = 1.0,
 ) -> None:
     """Chunks at the ends of their sequences; queries and results strided, and rows of padding behind."""
     _, block_size, kv_heads, head_dim = k.shape
     rows = sum(lengths) + 5
-    q = torch.randn(rows, heads + 2, head_dim, dtype=k.dtype, device=DEVICE)[:, :heads]
+    q = (spread * torch.randn(rows, heads + 2, head_dim, device=DEVICE)).to(k.dtype)[:, :heads]
     ends = ints(starts) + ints(lengths)
     prompts = prefill_attention.make_prompts(CUDA_TILE, heads // kv_heads, rows, tables, ints(lengths), ends)
     out = torch.full((rows, heads + 2, head_dim), 9.0, dtype=k.dtype, device=DEVICE)
@@ -104,6 +111,13 @@ def test_prompts(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -
         tables = torch.randperm(6 * width, device=DEVICE).view(6, width).int()
         for window in (None, 1, 64, 100, 5000):
             check_prompts(STARTS, LENGTHS, heads, k, v, tables, window)
+
+
+@pytest.mark.parametrize("spread", [0.0, 10.0, 100.0])
+def test_flat_and_sharp_scores(spread: float) -> None:
+    """All weights alike, or one key that counts: then the largest score moves far, and often."""
+    k, v = pool(60, 16, 8, 128, torch.bfloat16)
+    check_prompts([100], [800], 16, k, v, torch.randperm(60, device=DEVICE).view(1, 60).int(), None, spread)
 
 
 def test_what_lies_behind_a_sequence_is_not_read() -> None:
@@ -176,5 +190,7 @@ def test_refuses_what_it_cannot_do() -> None:
         attend(q[..., :80], k[..., :80], v[..., :80])
     with pytest.raises(KernelError, match="multiple of 8"):
         attend(q, k[:, :12], v[:, :12])
+    with pytest.raises(KernelError, match="same order"):
+        attend(q, k, v.transpose(1, 2).contiguous().transpose(1, 2))
     with pytest.raises(KernelError, match="128 rows"):
         attend(q, k, v, PrefillTile(64, 64, 4, 2))
