@@ -32,7 +32,7 @@ struct Problem {
     const void *q, *k, *v;  // [T, H, D], [N, B, K, D] twice
     void* out;              // [T, H, D]
     const int *tables, *first_rows, *context_lens, *tiles;  // [C, W], [C + 1], [C], [2, num_tiles]
-    // Steps between neighbours of a dimension, in numbers; of the cache in 16 bytes, the same for keys and values.
+    // Steps between neighbours of a dimension, in numbers; in the cache in 16 bytes, the same for keys and values.
     int64_t q_token, q_head, table_row, out_token, out_head;
     uint32_t cache_block, cache_token, cache_head;
     int num_tiles, group, block_size, window;  // window 0: none
@@ -47,21 +47,20 @@ struct Ring {
     static constexpr uint32_t TILE_BYTES = KEYS * D * 2, STAGE_BYTES = 2 * TILE_BYTES, BYTES = STAGES * STAGE_BYTES;
 
     const Problem& p;
-    const uint4* keys;   // of this head, at this thread's piece
-    int64_t to_values;   // from a key to its value, in 16 bytes
-    const int* table;    // block table of the sequence
+    const uint4 *keys, *values;  // of this head, at this thread's piece
+    const int* table;            // block table of the sequence
     int begin, end, last;  // tiles, and the last key
     uint32_t memory, mine;  // where the ring begins, and this thread's piece of a tile's first rows within it
     int blocks[PASSES];     // of the tile that is copied next, and where its rows lie in them
     uint32_t slots[PASSES];
-    const uint4* rows[PASSES];  // of the keys that were copied last
-    int filled, used;           // the stage that is filled next, and used next
+    uint32_t rows[PASSES];  // of the keys that were copied last, in 16 bytes: 32 bits reach through 64 GB
+    uint32_t filled;        // the stage that is filled next; the one behind it was filled first
 
     __device__ Ring(const Problem& p, int chunk, int kv_head, int begin, int end, int high, uint32_t memory)
-        : p(p), begin(begin), end(end), last(high - 1), memory(memory), filled(0), used(0) {
+        : p(p), begin(begin), end(end), last(high - 1), memory(memory), filled(0) {
         const int piece = threadIdx.x % PIECES;
         keys = static_cast<const uint4*>(p.k) + uint64_t{p.cache_head} * kv_head + piece;
-        to_values = static_cast<const uint4*>(p.v) - static_cast<const uint4*>(p.k);
+        values = static_cast<const uint4*>(p.v) + uint64_t{p.cache_head} * kv_head + piece;
         table = p.tables + chunk * p.table_row;
         mine = place<KEYS>(threadIdx.x / PIECES, piece);
         look_up(begin);
@@ -85,27 +84,27 @@ struct Ring {
         const uint32_t to = memory + filled * STAGE_BYTES + mine;
         if (begin < tile && tile <= end) {
 #pragma unroll
-            for (int i = 0; i < PASSES; i++) copy_async(to + TILE_BYTES + i * AT_ONCE * 128, rows[i] + to_values);
+            for (int i = 0; i < PASSES; i++) copy_async(to + TILE_BYTES + i * AT_ONCE * 128, values + rows[i]);
         }
         if (tile < end) {
 #pragma unroll
             for (int i = 0; i < PASSES; i++) {
-                rows[i] = keys + (uint64_t{p.cache_block} * static_cast<uint32_t>(blocks[i]) + slots[i]);
-                copy_async(to + i * AT_ONCE * 128, rows[i]);
+                rows[i] = blocks[i] * p.cache_block + slots[i];
+                copy_async(to + i * AT_ONCE * 128, keys + rows[i]);
             }
             look_up(tile + 1);
         }
         close_copies();
-        filled = filled + 1 == STAGES ? 0 : filled + 1;
+        filled = following(filled);
     }
 
-    // Waits for the next stage, and returns where it lies. Nobody uses the one before it any more: fill it.
+    __device__ static uint32_t following(uint32_t stage) { return stage + 1 == STAGES ? 0 : stage + 1; }
+
+    // Waits for the stage that was filled first, and returns where it lies. Nobody uses the one before it any more: fill it.
     __device__ uint32_t take() {
         wait_for_copies<STAGES - 2>();
         __syncthreads();
-        const uint32_t stage = memory + used * STAGE_BYTES;
-        used = used + 1 == STAGES ? 0 : used + 1;
-        return stage;
+        return memory + following(filled) * STAGE_BYTES;
     }
 };
 
@@ -168,25 +167,19 @@ __global__ void __launch_bounds__(THREADS, 1) flash_attention(const Problem p) {
     // The permutation of pieces repeats every 1024 bytes.
     Ring<D> ring(p, chunk, kv_head, begin, end, high, (shared_address(shared) + 1023) & ~1023u);
 
-    // This lane's two rows, and its share of their queries.
-    const int lane = threadIdx.x % 32, column = lane % 4 * 2;
-    int position[2], oldest[2];
-    int64_t token[2];
-    int head[2];
-    bool wanted[2];
+    // This lane's two rows: which of T they are (-1: none), whose head, and this lane's share of the queries.
+    const int lane = threadIdx.x % 32, column = lane % 4 * 2, to_position = context - length - first_row;
+    int row[2], head[2];
     uint32_t query[D / 16][4];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int row = threadIdx.x / 32 * 16 + lane / 4 + 8 * half, t = first + row / p.group;
-        position[half] = context - length + t;
-        oldest[half] = p.window ? position[half] - p.window : -1;  // the newest key that is too old
-        token[half] = first_row + t;
-        head[half] = kv_head * p.group + row % p.group;
-        wanted[half] = row < tokens * p.group && t < length;
-        const T* from = static_cast<const T*>(p.q) + token[half] * p.q_token + head[half] * p.q_head + column;
+        const int r = threadIdx.x / 32 * 16 + lane / 4 + 8 * half, token = first + r / p.group;
+        row[half] = r < tokens * p.group && token < length ? first_row + token : -1;
+        head[half] = kv_head * p.group + r % p.group;
+        const T* from = static_cast<const T*>(p.q) + row[half] * p.q_token + head[half] * p.q_head + column;
 #pragma unroll
         for (int i = 0; i < D / 8; i++)
-            query[i / 2][half + i % 2 * 2] = wanted[half] ? *reinterpret_cast<const uint32_t*>(from + 8 * i) : 0;
+            query[i / 2][half + i % 2 * 2] = row[half] < 0 ? 0 : *reinterpret_cast<const uint32_t*>(from + 8 * i);
     }
 
     float scores[KEYS / 2], out[D / 2] = {};
@@ -197,8 +190,8 @@ __global__ void __launch_bounds__(THREADS, 1) flash_attention(const Problem p) {
         if (start + KEYS > lowest + 1 || (p.window && start < high - p.window)) {  // some row does not see some key
 #pragma unroll
             for (int i = 0; i < KEYS / 2; i++) {
-                const int key = start + i / 4 * 8 + column + i % 2, half = i / 2 % 2;
-                if (key > position[half] || key <= oldest[half]) scores[i] = -INFINITY;
+                const int key = start + i / 4 * 8 + column + i % 2, position = row[i / 2 % 2] + to_position;
+                if (key > position || (p.window && key <= position - p.window)) scores[i] = -INFINITY;
             }
         }
         return rows.weigh(scores, p.scale);
@@ -237,8 +230,8 @@ __global__ void __launch_bounds__(THREADS, 1) flash_attention(const Problem p) {
         total += __shfl_xor_sync(~0u, total, 1);
         total += __shfl_xor_sync(~0u, total, 2);
         const float inverse = total > 0 ? 1 / total : 0;
-        T* to = static_cast<T*>(p.out) + token[half] * p.out_token + head[half] * p.out_head + column;
-        if (wanted[half]) {
+        T* to = static_cast<T*>(p.out) + row[half] * p.out_token + head[half] * p.out_head + column;
+        if (row[half] >= 0) {
 #pragma unroll
             for (int i = 2 * half; i < D / 2; i += 4)
                 *reinterpret_cast<uint32_t*>(to + i / 4 * 8) = pack<T>(out[i] * inverse, out[i + 1] * inverse);

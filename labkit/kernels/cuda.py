@@ -180,6 +180,8 @@ def _unfit(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, prompts: Pr
         return "takes keys and values that lie in the same order"
     if k_cache.data_ptr() % 16 or v_cache.data_ptr() % 16 or any(step % 8 for step in k_cache.stride()[:3]):
         return "takes keys and values that begin at multiples of 16 bytes"
+    if k_cache.shape[0] * k_cache.stride(0) >= 1 << 35:
+        return "takes keys of 64 GB at most in a layer"
     if any(x.data_ptr() % 4 or any(step % 2 for step in x.stride()[:2]) for x in (q, out)):
         return "takes queries that begin at multiples of 4 bytes"
     return None
