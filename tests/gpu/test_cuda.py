@@ -10,6 +10,8 @@ from labkit.errors import KernelError
 from labkit.kernels import attention, backend, cuda, paged_attention, prefill_attention, rms_norm
 from labkit.kernels.attention import AttentionBatch, PromptChunk
 from labkit.kernels.tiles import CUDA_TILE, PrefillTile
+from labkit.models.decoder import Decoder, DecoderBatch
+from tests.unit.models.test_decoder import config_of, reference, weights_of
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda", 0)
@@ -194,3 +196,26 @@ def test_refuses_what_it_cannot_do() -> None:
         attend(q, k, v.transpose(1, 2).contiguous().transpose(1, 2))
     with pytest.raises(KernelError, match="128 rows"):
         attend(q, k, v, PrefillTile(64, 64, 4, 2))
+
+
+@torch.inference_mode()
+def test_a_model_on_them_agrees_with_pytorch() -> None:
+    """One prompt of 100 tokens, two layers with QK-norm: the same scores but for roundings."""
+    model = reference("qwen3", head_dim=64).to(DEVICE, torch.bfloat16)
+    tokens = torch.randint(101, (100,), device=DEVICE)
+    table = torch.tensor([5, 0, 3, 6, 1, 2, 4], dtype=torch.int32, device=DEVICE)
+    positions = torch.arange(100, device=DEVICE)
+    slots = table.long()[positions // 16] * 16 + positions % 16
+    scores = []
+    for kernels in ("torch", "cuda"):
+        decoder = Decoder(config_of(model), weights_of(model), 256, kernels)
+        assert decoder.fused == (kernels == "cuda")
+        tile, prompts = decoder.prefill_tile, None
+        if tile is not None:
+            prompts = prefill_attention.make_prompts(tile, 3, 100, table.unsqueeze(0), ints([100]), ints([100]))
+        chunks = [PromptChunk(0, 0, 100, table)]
+        batch = AttentionBatch(slots, table.view(1, 7)[:0], ints([]), 0, chunks, prompts)
+        cache = torch.zeros(2, 2, 7, 16, 2, 64, dtype=torch.bfloat16, device=DEVICE)
+        hidden = decoder.forward(DecoderBatch(tokens, positions.int(), batch), cache)
+        scores.append(decoder.logits(hidden).float().log_softmax(-1))
+    assert (scores[0] - scores[1]).abs().mean() < 0.05
