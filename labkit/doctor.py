@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from labkit.errors import LabkitError
-from labkit.kernels import backend, native
+from labkit.kernels import backend, build, native
 
 Fact = tuple[str, str]  # name and what is to be said of it
 GIB = 2**30
@@ -166,8 +166,7 @@ def _cpp_compiler() -> str:
 
 
 def _nvcc() -> str:
-    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    path = shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin")
+    path = build.nvcc()
     return f"{path}: {_version_line(path, last=True)}" if path else "no CUDA compiler found"
 
 
@@ -194,9 +193,15 @@ def _fallbacks(device: torch.device) -> list[Fact]:
     ]
     if device.type == "cpu" and chosen != "cpp":
         facts.append(("  not cpp", str(native.missing())))
-    for name in ("triton", "cuda"):
-        if name != chosen:
-            facts.append((f"  not {name}", str(backend.unavailable(name, device))))
+    if chosen != "triton":
+        facts.append(("  not triton", str(backend.unavailable("triton", device))))
+    reason = backend.unavailable("cuda", device)
+    facts.append(
+        (
+            "kernels cuda",
+            f"refused: {reason}" if reason else "RMSNorm and prompt attention in CUDA C++, the rest Triton's",
+        )
+    )
     if device.type == "cpu":
         facts.append(("cuda_graphs", "off: there is no GPU"))
     return facts

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,9 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from labkit.bench.kernels import CACHE_BYTES, KernelRow, in_turn, median_us
-from labkit.kernels import attention, decode_attention, prefill_attention, qkv_rope
+from labkit.kernels import attention, cuda, decode_attention, prefill_attention, qkv_rope
 from labkit.kernels.attention import AttentionBatch
-from labkit.kernels.tiles import prefill_tile
+from labkit.kernels.tiles import CUDA_TILE, prefill_tile
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 16
 DTYPE = torch.bfloat16
@@ -29,12 +30,12 @@ TOKENS = [8192, 256, 1]  # of QK-norm, RoPE and KV store
 SDPA = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 
-def attention_rows(device: torch.device, copied: float) -> Iterator[KernelRow]:
-    """Measures all of them; `copied` is the bandwidth of a copy in bytes a second."""
+def attention_rows(device: torch.device, copied: float, in_cuda: bool) -> Iterator[KernelRow]:
+    """Measures all of them; `copied` is the bandwidth of a copy in bytes a second, in_cuda: also CUDA C++'s."""
     for sequences, context in DECODES:
         yield decode_row(device, copied, sequences, context)
     for sequences, length in PROMPTS:
-        yield prefill_row(device, copied, sequences, length)
+        yield from prefill_rows(device, copied, sequences, length, in_cuda)
     for tokens in TOKENS:
         yield store_row(device, copied, tokens)
 
@@ -69,23 +70,28 @@ def decode_row(device: torch.device, copied: float, sequences: int, context: int
     return row(copied, "decode attention", shape, size, us, reference_us, "gather + SDPA")
 
 
-def prefill_row(device: torch.device, copied: float, sequences: int, length: int) -> KernelRow:
+def prefill_rows(
+    device: torch.device, copied: float, sequences: int, length: int, in_cuda: bool
+) -> Iterator[KernelRow]:
     """Whole prompts, causal."""
     width, rows, group = length // BLOCK, sequences * length, HEADS // KV_HEADS
     k, v = _pool(sequences * width, device)
     q = _normal(device, rows, HEADS, HEAD_DIM)
     tables = torch.randperm(sequences * width, device=device).int().view(sequences, width)
     lengths = torch.full((sequences,), length, dtype=torch.int32, device=device)
-    tile = prefill_tile(DTYPE, HEAD_DIM, group, device)
-    assert tile is not None
-    prompts = prefill_attention.make_prompts(tile, group, rows, tables, lengths, lengths)
-    us = median_us(lambda: prefill_attention.prefill_attention(q, k, v, prompts))
+    kernels = {"prefill attention": (prefill_tile(DTYPE, HEAD_DIM, group, device), prefill_attention.prefill_attention)}
+    if in_cuda:
+        kernels["prefill attention, CUDA C++"] = (CUDA_TILE, cuda.flash_attention)
     dense = (q.view(sequences, length, HEADS, HEAD_DIM), *(_dense(x, tables, group) for x in (k, v)))
     reference_us, name = best_sdpa(*(x.transpose(1, 2).contiguous() for x in dense))
     size = 2 * q.nbytes + k.nbytes + v.nbytes
     flops = 4 * HEADS * HEAD_DIM * sequences * length * (length + 1) // 2
     shape = f"{sequences} x {length}"
-    return row(copied, "prefill attention", shape, size, us, reference_us, f"SDPA, {name}", flops)
+    for op, (tile, attend) in kernels.items():
+        assert tile is not None
+        prompts = prefill_attention.make_prompts(tile, group, rows, tables, lengths, lengths)
+        us = median_us(partial(attend, q, k, v, prompts))
+        yield row(copied, op, shape, size, us, reference_us, f"SDPA, {name}", flops)
 
 
 def best_sdpa(q: Tensor, k: Tensor, v: Tensor) -> tuple[float, str]:

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from labkit.bench.machine import Machine, describe_machine
 from labkit.errors import LabkitError
-from labkit.kernels import activation, backend, draw, linear, rms_norm, sampling
+from labkit.kernels import activation, backend, cuda, draw, linear, rms_norm, sampling
 from labkit.kernels.jit import triton
 
 SCHEMA = 1
@@ -84,10 +84,14 @@ def measure(device: torch.device, command: list[str], say: Callable[[str], None]
         copied = copy_bandwidth(device)
         say(f"copy: {copied / 1e9:.0f} GB/s")
         rows = []
-        for case in itertools.chain(pointwise_cases(device), linear_cases(device), sampling_cases(device)):
+        missing = backend.unavailable("cuda", device)
+        if missing is not None:
+            say(f"CUDA C++ kernels are not measured: {missing}")
+        norms = cuda_cases(device) if missing is None else ()
+        for case in itertools.chain(pointwise_cases(device), norms, linear_cases(device), sampling_cases(device)):
             rows.append(_run(case, copied))
             say(line(rows[-1]))
-        for row in attention_rows(device, copied):
+        for row in attention_rows(device, copied, in_cuda=missing is None):
             rows.append(row)
             say(line(row))
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -107,7 +111,7 @@ def _gpu(device: torch.device) -> torch.device:
 def line(row: KernelRow) -> str:
     """One row for people."""
     return (
-        f"{row.op:22} {row.shape:26} {row.dtype:9} {row.us:9.1f} us {row.gb_s:6.0f} GB/s {row.of_copy:5.0%} of copy"
+        f"{row.op:28} {row.shape:26} {row.dtype:9} {row.us:9.1f} us {row.gb_s:6.0f} GB/s {row.of_copy:5.0%} of copy"
         f" {row.reference_us:10.1f} us {row.reference}"
     )
 
@@ -192,6 +196,34 @@ def pointwise_cases(device: torch.device) -> Iterator[Case]:
             activation.silu_mul_triton,
             lambda x: functional.silu(x[:, : x.shape[1] // 2]) * x[:, x.shape[1] // 2 :],
         )
+
+
+def cuda_cases(device: torch.device) -> Iterator[Case]:
+    """The norms of csrc/rms_norm.cu, at a prompt's largest shape."""
+    dtype, rows, width = torch.bfloat16, 8192, 4096
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device, dtype=torch.float32).to(dtype)
+
+    shape, size, weight = f"{rows} x {width}", rows * width * dtype.itemsize, normal(width)
+    yield Case(
+        "rms_norm, CUDA C++",
+        shape,
+        dtype,
+        2 * size,
+        lambda: (normal(rows, width),),
+        lambda x: cuda.rms_norm(x, weight, 1e-6),
+        lambda x: rms_norm.rms_norm(x, weight, 1e-6),
+    )
+    yield Case(
+        "add_rms_norm, CUDA C++",
+        shape,
+        dtype,
+        4 * size,
+        lambda: (normal(rows, width), normal(rows, width)),
+        lambda x, y: cuda.add_rms_norm(x, y, weight, 1e-6),
+        lambda x, y: rms_norm.add_rms_norm(x, y, weight, 1e-6),
+    )
 
 
 def linear_cases(device: torch.device) -> Iterator[Case]:

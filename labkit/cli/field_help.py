@@ -16,7 +16,7 @@ ENGINE_HELP = {
     "admission": "optimistic (preempts when blocks run out) or reserve (admits what fits in the worst case).",
     "enable_prefix_caching": "Find the start of a prompt again instead of computing it.",
     "enable_chunked_prefill": "Cut long prompts to the tokens that a step has left.",
-    "kernels": "auto, torch, triton or cuda; a backend that is named runs or fails.",
+    "kernels": "auto, torch, triton or cuda (CUDA C++ where there is one, else Triton); what is named runs or fails.",
     "cuda_graphs": "Capture steps as CUDA graphs.",
     "quantization": "int8 weights.",
     "kv_cache_dtype": "auto or int8.",

@@ -1,10 +1,11 @@
 """Devices, number formats and kernel backends: what this machine can run, and what is picked.
 
 An operation has up to four versions: ``torch`` (the reference that defines it, on any device), ``triton``, ``cuda``
-(not there yet; asking for it says so) and ``cpp``, what "auto" means for float32 on a CPU with a C++ compiler.
+(CUDA C++: RMSNorm, add+RMSNorm and the attention of prompts; the others are Triton's then) and ``cpp``, what "auto"
+means for float32 on a CPU with a C++ compiler.
 
-The function that everybody calls picks: it asks `on_cpp` and `on_triton`, hands over if one says yes, and is itself the
-``torch`` version. So a lesson that replaces the function replaces all of them.
+The function that everybody calls picks: it asks `on_cpp`, `on_cuda` and `on_triton`, hands over to the first that says
+yes, and is itself the ``torch`` version. So a lesson that replaces the function replaces all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from labkit.errors import KernelError, ModelError
-from labkit.kernels import native
+from labkit.kernels import cuda, native
 from labkit.kernels.jit import interpreted, triton
 
 BACKENDS = ("torch", "triton", "cuda")
@@ -100,7 +101,12 @@ def unavailable(
     if backend == "cuda":
         if device.type != "cuda":
             return f"it needs a CUDA GPU, and the device is {device.type}"
-        return "its kernels are not part of this version"
+        without = unavailable("triton", device, dtype, head_dim)
+        if without is not None:
+            return f"most of its operations are Triton's, and {without}"
+        known = facts(device)
+        assert known.capability is not None
+        return cuda.unavailable(known.capability, known.name, dtype, head_dim)
     if triton is None:
         return "Triton is not installed (there is none for macOS and Windows)"
     if head_dim is not None and head_dim > MAX_HEAD_DIM:
@@ -121,7 +127,7 @@ def unavailable(
 def choose(kernels: str, device: torch.device, dtype: torch.dtype | None = None, head_dim: int | None = None) -> str:
     """The backend that `kernels` of the configuration means on this device.
 
-    `auto` is the last of `BACKENDS` that can run; on a CPU cpp for float32 if it can be built, otherwise torch.
+    `auto` is triton on a GPU that it can run on; on a CPU cpp for float32 if it can be built; otherwise torch.
 
     Raises:
         KernelError: a backend is forced that cannot run here, with the reason.
@@ -129,8 +135,8 @@ def choose(kernels: str, device: torch.device, dtype: torch.dtype | None = None,
     if kernels == "auto":
         if device.type == "cpu" and dtype == torch.float32 and native.missing() is None:
             return "cpp"
-        names = reversed(BACKENDS) if device.type == "cuda" else ("torch",)
-        return next(name for name in names if unavailable(name, device, dtype, head_dim) is None)
+        on_gpu = device.type == "cuda" and unavailable("triton", device, dtype, head_dim) is None
+        return "triton" if on_gpu else "torch"
     if kernels not in BACKENDS:
         raise KernelError(f"kernels is {kernels!r}; it can be auto, {', '.join(BACKENDS)}")
     reason = unavailable(kernels, device, dtype, head_dim)
@@ -164,9 +170,14 @@ def on_cpp(*tensors: torch.Tensor) -> bool:
     return current == "cpp" and all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
 
 
+def on_cuda() -> bool:
+    """Whether an operation that has a version in CUDA C++ goes there."""
+    return current == "cuda"
+
+
 def on_triton() -> bool:
-    """Whether an operation goes to Triton."""
-    return current == "triton"
+    """Whether an operation goes to Triton; with "cuda" those do that have no version in CUDA C++."""
+    return current in ("triton", "cuda")
 
 
 def has_tensor_cores(device: torch.device) -> bool:

@@ -1,25 +1,17 @@
-"""The C++ operations of csrc/ for the CPU: float32, built with this machine's own compiler on first use.
-
-The sources know nothing of PyTorch: they take pointers and sizes, so they compile in seconds and a reader needs no
-other library to follow them. PyTorch's extension builder calls the compiler; the library stays in the user's cache.
-"""
+"""The C++ operations of csrc/ for the CPU: float32, built with this machine's own compiler on first use."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
 import platform
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from labkit.paths import cache_folder, shipped
+from labkit.kernels import build
 
 SOURCES = ("linear.cpp", "rms_norm.cpp", "activation.cpp", "rope.cpp", "decode_attention.cpp")
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-std=c++17")
@@ -37,21 +29,19 @@ FUNCTIONS = {
 @functools.cache
 def load() -> ctypes.CDLL | str:
     """The library, or the reason why there is none. Built once for each compiler flags, sources and processor."""
-    sources = shipped("csrc")
-    if sources is None:
-        return "csrc/ is not there"
-    folder = cache_folder() / "build" / _key(sources)
-    path = folder / "labkit_cpu.so"
-    try:
-        if not path.exists():
-            _build(sources, folder)
-        library = ctypes.CDLL(str(path))
-    except (OSError, RuntimeError, ImportError, subprocess.SubprocessError) as error:
-        return " ".join(str(error).split())[:200]
-    for name, types in FUNCTIONS.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, None
-    return library
+    return build.library(recipe(), FUNCTIONS)
+
+
+def recipe() -> build.Recipe:
+    """How it is built here."""
+    return build.Recipe(
+        name="labkit_cpu",
+        sources=SOURCES,
+        made_for=platform.machine() + _cpu_flags(),
+        announcement="compiling its C++ operations for this CPU",
+        # PyTorch's own OpenMP library: a second one would bring a second set of threads that fight for the cores.
+        options={"extra_cflags": list(FLAGS), "extra_ldflags": [_openmp()]},
+    )
 
 
 def missing() -> str | None:
@@ -60,39 +50,10 @@ def missing() -> str | None:
     return library if isinstance(library, str) else None
 
 
-def _build(sources: Path, folder: Path) -> None:
-    """Compile into `folder`. Raises RuntimeError when there is no compiler, or it fails."""
-    print("labkit: compiling its C++ operations for this CPU, once", file=sys.stderr, flush=True)
-    from torch.utils import cpp_extension  # slow to import, and needed once
-
-    folder.mkdir(parents=True, exist_ok=True)
-    # Built elsewhere and moved into place whole: a build that is killed leaves nothing that others wait for or load.
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        cpp_extension.load(
-            name="labkit_cpu",
-            sources=[str(sources / name) for name in SOURCES],
-            extra_cflags=list(FLAGS),
-            # PyTorch's own OpenMP library: a second one would bring a second set of threads that fight for the cores.
-            extra_ldflags=[_openmp()],
-            build_directory=scratch,
-            is_python_module=False,
-        )
-        # The builder numbers the file when one process builds twice.
-        os.replace(next(Path(scratch).glob("labkit_cpu*.so")), folder / "labkit_cpu.so")
-
-
 def _openmp() -> str:
     libraries = Path(torch.__file__).parent / "lib"
     own = sorted(libraries.glob("libgomp*.so*")) or sorted((libraries.parents[1] / "torch.libs").glob("libgomp*.so*"))
     return str(own[0]) if own else "-fopenmp"
-
-
-def _key(sources: Path) -> str:
-    """A name for what is built: another source, flag, PyTorch or processor makes another library."""
-    digest = hashlib.sha256(repr((FLAGS, torch.__version__, platform.machine(), _cpu_flags())).encode())
-    for path in sorted(sources.glob("*.[ch]*")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _cpu_flags() -> str:

@@ -1,11 +1,11 @@
-"""Attention of a whole step by Triton kernels: `attention.attention` for keys and values that are stored already."""
+"""Attention of a whole step on a GPU: `attention.attention` for keys and values that are stored already."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from labkit.kernels import attention, decode_attention, prefill_attention
+from labkit.kernels import attention, backend, cuda, decode_attention, prefill_attention
 from labkit.kernels.attention import AttentionBatch
 
 
@@ -44,7 +44,8 @@ def paged_attention(
         out=out[:decodes],
     )
     if batch.prompts is not None:
-        prefill_attention.prefill_attention(q, k_cache, v_cache, batch.prompts, window, out=out)
+        prefill = cuda.flash_attention if backend.on_cuda() else prefill_attention.prefill_attention
+        prefill(q, k_cache, v_cache, batch.prompts, window, out=out)
         return out
     for chunk in batch.chunks:
         rows = slice(chunk.row, chunk.row + chunk.length)

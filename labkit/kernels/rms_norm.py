@@ -1,6 +1,7 @@
 """RMSNorm, alone and with the residual stream's addition (Zhang & Sennrich 2019, arXiv:1910.07467).
 
-`rms_norm` and `add_rms_norm` hold the definition; their namesakes below do the same in Triton, in one pass over memory.
+`rms_norm` and `add_rms_norm` hold the definition; their namesakes below do the same in Triton, in one pass over memory,
+and csrc/rms_norm.cu in CUDA C++.
 
 Letters: T tokens, E width, H heads, D head size (Qwen3 normalises each head).
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from labkit.kernels import backend, native
+from labkit.kernels import backend, cuda, native
 from labkit.kernels.jit import jit, tl, triton
 from labkit.kernels.launch import dependent
 from labkit.kernels.tiles import power_of_two
@@ -31,6 +32,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     if x.dim() == 2 and backend.on_cpp(x, weight):
         return native.rms_norm(x, weight, eps)
+    if backend.on_cuda():
+        return cuda.rms_norm(x, weight, eps)
     if backend.on_triton():
         return rms_norm_triton(x, weight, eps)
     wide = x.float()
@@ -52,6 +55,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """
     if backend.on_cpp(x, residual, weight):
         return native.add_rms_norm(x, residual, weight, eps)
+    if backend.on_cuda():
+        return cuda.add_rms_norm(x, residual, weight, eps)
     if backend.on_triton():
         return add_rms_norm_triton(x, residual, weight, eps)
     residual.add_(x)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from labkit.kernels import backend
+from labkit.kernels import backend, cuda
 from labkit.kernels.jit import triton
 
 LOG2_E = math.log2(math.e)  # exponentials are taken to the base 2, which is what the hardware has
@@ -39,6 +39,9 @@ class PrefillTile:
     warps: int
     stages: int
     registers: int | None = None  # a thread may have, so that another program fits beside this one
+
+
+CUDA_TILE = PrefillTile(cuda.FLASH_ROWS, 64, 8, 3)  # csrc/flash_attention.cu's only one
 
 
 def decode_tile(q: Tensor, group: int, few: bool = False) -> DecodeTile:

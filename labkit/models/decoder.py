@@ -68,13 +68,19 @@ class Decoder:
         self.batch_invariant = batch_invariant
         if batch_invariant:
             backend.check_invariant(self.backend, device, weights.embedding.dtype)
-        self.fused = self.backend == "triton"  # its kernels never ask the host, so a CUDA graph can hold them
         # None: prompts are attended to one by one
-        self.prefill_tile = None
-        if self.fused:
+        self.prefill_tile: tiles.PrefillTile | None = None
+        if self.backend == "cuda":
+            self.prefill_tile = tiles.CUDA_TILE
+        elif self.backend == "triton":
             group = config.num_heads // config.num_kv_heads
             self.prefill_tile = tiles.prefill_tile(weights.embedding.dtype, config.head_dim, group, device)
         self.cos_sin = rope.rope_table(config.rope, config.head_dim, max_model_len, device)
+
+    @property
+    def fused(self) -> bool:
+        """Whether its operations are the GPU's fused kernels, which wait for nobody: a CUDA graph can hold them."""
+        return self.backend in ("triton", "cuda")
 
     def select_backend(self) -> None:
         """Operations that are called from now on are this model's."""

@@ -11,6 +11,7 @@ import torch
 
 from labkit.config import RopeConfig
 from labkit.kernels import activation, attention, backend, linear, native, rms_norm, rope
+from labkit.paths import shipped
 
 needs_cpp = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
 
@@ -54,9 +55,10 @@ def test_without_a_compiler_torch_runs_and_the_reason_is_known(
 @needs_cpp
 def test_what_a_killed_build_left_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
-    sources = native.shipped("csrc")
+    sources = shipped("csrc")
     assert sources is not None
-    folder = tmp_path / "build" / native._key(sources)
+    folder = native.recipe().folder(sources)
+    assert folder.is_relative_to(tmp_path)
     (folder / "tmpkilled").mkdir(parents=True)
     for name in ("lock", "tmpkilled/lock", "tmpkilled/labkit_cpu.so"):
         (folder / name).touch()
