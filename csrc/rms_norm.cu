@@ -1,8 +1,8 @@
 // RMSNorm, alone and with the residual sum before it, in one pass over memory.
 //
-// A row belongs to `lanes` threads, a whole number of warps; narrow rows share a block. A thread keeps its part of the
-// row in registers: COUNT vectors of WIDE numbers, loaded 16 bytes at once where strides and addresses allow it, else one
-// by one. The sum of squares is float32.
+// A row belongs to `lanes` threads, a whole number of warps; narrow rows share a block. A thread keeps its part of
+// the row in registers: COUNT vectors of WIDE numbers, loaded 16 bytes at once where strides and addresses allow it,
+// else one by one. The sum of squares is float32.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -148,10 +148,11 @@ cudaError_t start(const Rows& p, cudaStream_t stream) {
 // out = x / rms(x) * weight, row by row; with a residual (may be null), that of residual += x instead. Rows of at most
 // 16384 numbers, of 8192 where they are not aligned to 16 bytes; steps in numbers; type 0: float32, 1: float16,
 // 2: bfloat16. Returns a cudaError_t.
-extern "C" int labkit_rms_norm(const void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t heads,
-                               int64_t token_step, int64_t head_step, int64_t residual_step, int64_t width, float eps,
-                               int64_t type, void* stream) {
-    const Rows p{x, residual, weight, out, rows, heads, token_step, head_step, residual_step, static_cast<int>(width), eps};
+extern "C" int labkit_rms_norm(const void* x, void* residual, const void* weight, void* out, int64_t rows,
+                               int64_t heads, int64_t token_step, int64_t head_step, int64_t residual_step,
+                               int64_t width, float eps, int64_t type, void* stream) {
+    const Rows p{x,          residual,  weight,        out,                     rows, heads,
+                 token_step, head_step, residual_step, static_cast<int>(width), eps};
     const auto s = static_cast<cudaStream_t>(stream);
     return type == 0 ? start<float>(p, s) : type == 1 ? start<__half>(p, s) : start<__nv_bfloat16>(p, s);
 }
