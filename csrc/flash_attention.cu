@@ -1,15 +1,15 @@
 // Attention of prompts over paged keys and values: FlashAttention's forward pass (Dao et al. 2022, arXiv:2205.14135;
 // Shah et al. 2024, arXiv:2407.08608), causal, with grouped query heads and a sliding window.
 //
-// What it computes is labkit/kernels/prefill_attention.py's, which describes chunks and tiles. A block takes one tile and
-// one key/value head: ROWS rows of tokens × the G query heads that share it, 16 rows a warp. It walks over the keys, KEYS
-// at a time:
+// What it computes is labkit/kernels/prefill_attention.py's, which describes chunks and tiles. A block takes one tile
+// and one key/value head: ROWS rows of tokens × the G query heads that share it, 16 rows a warp. It walks over the
+// keys, KEYS at a time:
 //
 //     S = Q Kᵀ        weights = 2^(S · scale - best)        O = O · shrink + weights V
 //
-// Tensor cores and exponentials work at the same time: the products of tile t's scores and of tile t - 1's values start
-// together, and the softmax of the scores runs while the values are still being multiplied. So keys and values arrive in
-// pairs that are one tile apart, in a ring of shared memory:
+// Tensor cores and exponentials work at the same time: the products of tile t's scores and of tile t - 1's values
+// start together, and the softmax of the scores runs while the values are still being multiplied. So keys and values
+// arrive in pairs that are one tile apart, in a ring of shared memory:
 //
 //     stage 0: K0 ·    stage 1: K1 V0    stage 2: K2 V1    stage 0: K3 V2 …    last: · Vn
 //
@@ -24,9 +24,9 @@ namespace {
 using namespace labkit;
 
 constexpr int ROWS = 128, WARPS = ROWS / 16, THREADS = 32 * WARPS;
-constexpr int KEYS = 64;    // of a tile
-constexpr int STAGES = 3;   // of the ring
-constexpr float SLACK = 8;
+constexpr int KEYS = 64;        // of a tile
+constexpr int STAGES = 3;       // of the ring
+constexpr float SLACK = 8;      // weights may grow to 2^SLACK before everything is scaled down; float16 holds 2^15
 
 struct Problem {
     const void *q, *k, *v;  // [T, H, D], [N, B, K, D] twice
@@ -40,7 +40,8 @@ struct Problem {
     float scale;                               // log2(e) / √D
 };
 
-// Copies tiles of keys and values [KEYS, D] from their blocks into the ring. A thread copies the same 16 bytes of some rows.
+// Copies tiles of keys and values [KEYS, D] from their blocks into the ring. A thread copies the same 16 bytes of a few
+// rows. A block that is not a power of two of tokens costs nothing more: positions are divided by multiplying.
 template <int D>
 struct Ring {
     static constexpr int PIECES = D / 8, AT_ONCE = THREADS / PIECES, PASSES = KEYS / AT_ONCE;
@@ -48,13 +49,13 @@ struct Ring {
 
     const Problem& p;
     const uint4 *keys, *values;  // of this head, at this thread's piece
-    const int* table;            // block table of the sequence
-    int begin, end, last;  // tiles, and the last key
-    uint32_t memory, mine;  // where the ring begins, and this thread's piece of a tile's first rows within it
-    int blocks[PASSES];     // of the tile that is copied next, and where its rows lie in them
-    uint32_t slots[PASSES];
-    uint32_t rows[PASSES];  // of the keys that were copied last, in 16 bytes: 32 bits reach through 64 GB
-    uint32_t filled;        // the stage that is filled next; the one behind it was filled first
+    const int* table;             // block table of the sequence
+    int begin, end, last;         // tiles, and the last key
+    uint32_t memory, mine;        // where the ring begins, and this thread's piece of a tile's first rows within it
+    int blocks[PASSES];           // of the tile that is copied next
+    uint32_t slots[PASSES];       // and where its rows lie in them, in 16 bytes
+    uint32_t rows[PASSES];        // of the keys that were copied last, in 16 bytes: 32 bits reach through 64 GB
+    uint32_t filled;              // the stage that is filled next; the one behind it was filled first
 
     __device__ Ring(const Problem& p, int chunk, int kv_head, int begin, int end, int high, uint32_t memory)
         : p(p), begin(begin), end(end), last(high - 1), memory(memory), filled(0) {
@@ -100,7 +101,8 @@ struct Ring {
 
     __device__ static uint32_t following(uint32_t stage) { return stage + 1 == STAGES ? 0 : stage + 1; }
 
-    // Waits for the stage that was filled first, and returns where it lies. Nobody uses the one before it any more: fill it.
+    // Waits for the stage that was filled first, and returns where it lies. After that, nobody uses the one before it
+    // any more: it can be filled.
     __device__ uint32_t take() {
         wait_for_copies<STAGES - 2>();
         __syncthreads();
@@ -115,8 +117,8 @@ __device__ inline float power_of_two(float x) {
     return y;
 }
 
-// What is known of two rows after some tiles. The four lanes that share a row agree on `best`, the exponent that is taken off
-// its scores; each has its own part of the `total` of weights.
+// What is known of two rows after some tiles. The four lanes that share a row agree on `best`, the exponent that is
+// taken off its scores; each has its own part of the `total` of weights.
 struct Rows {
     float best[2] = {-1e30f, -1e30f}, total[2] = {0, 0}, shrink[2];
 
@@ -213,6 +215,7 @@ __global__ void __launch_bounds__(THREADS, 1) flash_attention(const Problem p) {
         multiply<T, true, true>(out, weights, stage + Ring<D>::TILE_BYTES);
         ring.fill(tile + AHEAD);
         wait_for_products<1>(scores);
+        // Weighs while the values are multiplied. Without a branch behind it, the compiler would wait for them first.
         if (weigh(tile)) {
             wait_for_products<0>(out);
 #pragma unroll
@@ -267,7 +270,8 @@ extern "C" int labkit_flash_attention(const void* q, const void* k, const void* 
     p.block_inverse = static_cast<uint32_t>(((uint64_t{1} << 32) + block_size - 1) / block_size);
     p.scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(head_dim)));
     const auto s = static_cast<cudaStream_t>(stream);
-    if (head_dim == 64) return bfloat16 ? launch<__nv_bfloat16, 64>(p, kv_heads, s) : launch<__half, 64>(p, kv_heads, s);
+    if (head_dim == 64)
+        return bfloat16 ? launch<__nv_bfloat16, 64>(p, kv_heads, s) : launch<__half, 64>(p, kv_heads, s);
     if (head_dim == 128)
         return bfloat16 ? launch<__nv_bfloat16, 128>(p, kv_heads, s) : launch<__half, 128>(p, kv_heads, s);
     return cudaErrorInvalidValue;

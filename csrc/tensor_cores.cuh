@@ -1,4 +1,4 @@
-// Products of small matrices on an NVIDIA GPU's tensor cores, and how their operands lie in registers and shared memory.
+// Products of small matrices on an NVIDIA GPU's tensor cores, and how their operands lie in registers and in memory.
 //
 // A warp multiplies 16 rows. Lane l holds, of the sums C [16, N], for every 8 columns n:
 //
@@ -12,9 +12,9 @@
 //
 // So sums of a product, rounded to 16 bits, are the left operand of the next without leaving their registers.
 //
-// The right operand comes from a tile [ROWS, D] in shared memory: panels of 64 columns, one behind the other, whose rows
-// are 128 bytes. Within a row, the eight pieces of 16 bytes are permuted, piece c standing at c ^ (row % 8): what is read
-// together, a column of eight rows, then lies in eight different groups of memory banks.
+// The right operand comes from a tile [ROWS, D] in shared memory: panels of 64 columns, one behind the other, whose
+// rows are 128 bytes. Within a row, the eight pieces of 16 bytes are permuted, piece c standing at c ^ (row % 8):
+// what is read together, a column of eight rows, then lies in eight different groups of memory banks.
 //
 // On Hopper (built for sm_90a) `multiply` is wgmma: four warps together, 64 rows, while the warps go on; the hardware
 // reads the tile itself, described by 64 bits. Elsewhere, from sm_80 on, it is mma.sync. Layouts: PTX ISA, sections
@@ -108,8 +108,8 @@ __device__ inline void wgmma(float (&sums)[N / 2], const uint32_t (&a)[4], uint6
     if constexpr (N == 128 && !HALF) LABKIT_WGMMA_128("bf16");
 }
 
-// A tile for the hardware: where it begins, how far panels and groups of eight rows are apart (all in units of 16 bytes),
-// and the permutation (1: over 128 bytes).
+// A tile for the hardware: where it begins, how far panels and groups of eight rows are apart (all in units of 16
+// bytes), and the permutation (1: over 128 bytes).
 template <int ROWS>
 __device__ inline uint64_t describe(uint32_t begin) {
     constexpr uint64_t PANELS = ROWS * 128 / 16, EIGHT_ROWS = 8 * 128 / 16;
@@ -150,8 +150,8 @@ __device__ inline void mma(float* sums, const uint32_t (&a)[4], uint32_t b0, uin
 #endif
 
 // sums [16 a warp, N] += A [16 a warp, K] times a tile. ROWS_ARE_K: the tile is [K, N]; otherwise [N, K], and its
-// transpose is meant. ADD false: sums = the product. All warps of the block come here; on Hopper the sums and A must not be
-// touched before `wait_for_products`.
+// transpose is meant. ADD false: sums = the product. All warps of the block come here; on Hopper the sums and A must
+// not be touched before `wait_for_products`.
 template <typename T, bool ROWS_ARE_K, bool ADD, int N, int K>
 __device__ inline void multiply(float (&sums)[N], const uint32_t (&a)[K][4], uint32_t tile) {
     constexpr int COLUMNS = 2 * N, STEPS = K, ROWS = ROWS_ARE_K ? 16 * STEPS : COLUMNS;
