@@ -1,7 +1,7 @@
 """`labkit bench kernels`: every operation of a step, beside PyTorch's definition of it and beside what memory allows.
 
 Each row says how many bytes the operation has to move (every input read once, every output written once), how long it
-took, and the share of a copy's bandwidth that this is: a large device-to-device copy, measured in the same run.
+took, and the share of a copy's bandwidth that this is: the fastest large copy on the device, measured in the same run.
 Inputs are random and take turns, so that together they do not fit in the L2 cache.
 """
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from labkit.bench.copying import copy_bandwidths
 from labkit.bench.machine import Machine, describe_machine
 from labkit.errors import LabkitError
 from labkit.kernels import activation, backend, cuda, draw, linear, rms_norm, sampling
@@ -52,8 +53,9 @@ class KernelRecord(msgspec.Struct, frozen=True):
     command: list[str]
     machine: Machine
     device: str
-    copy_gb_s: float  # bytes read and bytes written
+    copy_gb_s: float  # bytes read and bytes written; the fastest of `copies_gb_s`
     rows: list[KernelRow]
+    copies_gb_s: dict[str, float]  # how -> GB/s
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -81,8 +83,10 @@ def measure(device: torch.device, command: list[str], say: Callable[[str], None]
     torch.manual_seed(0)
     machine = describe_machine()
     with torch.inference_mode(), torch.cuda.device(device):
-        copied = copy_bandwidth(device)
-        say(f"copy: {copied / 1e9:.0f} GB/s")
+        copies = copy_bandwidths(device)
+        copied = max(copies.values())
+        for name, rate in copies.items():
+            say(f"copy, {name}: {rate / 1e9:.0f} GB/s")
         rows = []
         missing = backend.unavailable("cuda", device)
         if missing is not None:
@@ -95,7 +99,8 @@ def measure(device: torch.device, command: list[str], say: Callable[[str], None]
             rows.append(row)
             say(line(row))
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return KernelRecord(SCHEMA, "kernels", now, command, machine, str(device), copied / 1e9, rows)
+    in_gb = {name: rate / 1e9 for name, rate in copies.items()}
+    return KernelRecord(SCHEMA, "kernels", now, command, machine, str(device), copied / 1e9, rows, in_gb)
 
 
 def _gpu(device: torch.device) -> torch.device:
@@ -114,17 +119,6 @@ def line(row: KernelRow) -> str:
         f"{row.op:28} {row.shape:26} {row.dtype:9} {row.us:9.1f} us {row.gb_s:6.0f} GB/s {row.of_copy:5.0%} of copy"
         f" {row.reference_us:10.1f} us {row.reference}"
     )
-
-
-def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second of a copy of 4 GiB on the device, reads and writes counted.
-
-    Not from a CUDA graph as everything else here: a copy in a graph is not done by the multiprocessors, and slower.
-    """
-    source = torch.empty(1 << 30, dtype=torch.float32, device=device).normal_()
-    target = torch.empty_like(source)
-    milliseconds = triton.testing.do_bench(lambda: target.copy_(source), warmup=20, rep=100, return_mode="median")
-    return 2 * source.nbytes / (float(milliseconds) * 1e-3)
 
 
 def median_us(function: Callable[[], object]) -> float:

@@ -1,4 +1,4 @@
-"""`labkit bench offline`: our engine, and on demand its peers, over the same workloads in one process.
+"""`labkit bench offline`: our engine, and on demand its peers, over the same workloads in one session.
 
 Engines take turns (ours, peer, ours, peer, …), for the second half of the repeats in the opposite order, so that a
 machine that gets slower or warmer meanwhile favours nobody. Medians are compared; every single run is in the record.
@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from labkit.bench.machine import describe_machine
 from labkit.bench.ours import Labkit
-from labkit.bench.peers import Engine, NotMeasuredError, open_peers
+from labkit.bench.peers import Engine, NotMeasuredError, Terms, open_peers
 from labkit.bench.record import SCHEMA, Record, RequestTimes, Run, Summary, WorkloadRecord, compare, summarise
 from labkit.bench.workloads import CPU_WORKLOADS, CUDA_WORKLOADS, Answer, Workload, make_workload
 from labkit.config import EngineConfig
@@ -29,7 +29,9 @@ from labkit.kernels import backend
 from labkit.models.checkpoint import open_checkpoint
 from labkit.models.sources import resolve
 
-WARM_UP = 16  # tokens out
+# Tokens out of a warm-up, at most. On a GPU a workload is run whole: the first time that a batch has some size costs
+# compiling kernels and recording a graph, in every engine.
+WARM_UP = {"cpu": 16, "cuda": 1024}
 STEP_COST_STREAMS = 8
 
 
@@ -39,13 +41,14 @@ class Settings:
 
     Attributes:
         workloads: names; empty means those that suit the device.
+        peers: names, of `PEERS`.
         repeats: runs of each engine on each workload, after the warm-up.
         engine: as given; the KV pool and the model's length are cut to what the workloads need unless given.
     """
 
     model: str
     workloads: tuple[str, ...] = ()
-    peers: bool = False
+    peers: tuple[str, ...] = ()
     repeats: int = 4
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(enable_prefix_caching=False))
     trace: Path | None = None
@@ -63,7 +66,7 @@ def measure(settings: Settings, say: Callable[[str], None]) -> Record:
     checkpoint = open_checkpoint(settings.model)
     names = tuple(dict.fromkeys(settings.workloads)) or (CUDA_WORKLOADS if device.type == "cuda" else CPU_WORKLOADS)
     workloads = [make_workload(name, checkpoint.config.vocab_size) for name in names]
-    name, parameters = checkpoint.name, checkpoint.num_parameters
+    name, parameters = Path(checkpoint.name).name, checkpoint.num_parameters
     config = fitted(settings.engine, workloads, checkpoint.config.max_position_embeddings, device)
     del checkpoint
     gc.collect()
@@ -74,14 +77,14 @@ def measure(settings: Settings, say: Callable[[str], None]) -> Record:
     peers: dict[str, str] = {}
     try:
         say("one run for memory and the cost of a step")
-        ours.run(workloads[0].shortened(WARM_UP))
+        ours.run(workloads[0].shortened(WARM_UP["cpu"]))
         memory = ours.memory()
         eight = next((w for w in workloads if len(w.prompts) == STEP_COST_STREAMS and w.counts == "output"), None)
         step_cost = ours.step_cost(eight) if eight and device.type == "cpu" else None
         if settings.peers:
-            found, peers = _open_peers(settings.model, ours.dtype, device, workloads, say)
+            found, peers = _open_peers(settings, ours, device, workloads, say)
             engines += found
-        records, rows = _run_all(engines, workloads, settings.repeats, peers, say)
+        records, rows = _run_all(engines, workloads, settings.repeats, peers, WARM_UP[device.type], say)
     finally:
         for engine in engines:
             engine.close()
@@ -127,13 +130,27 @@ def fitted(config: EngineConfig, workloads: Sequence[Workload], model_len: int, 
 
 
 def _open_peers(
-    model: str, dtype: str, device: torch.device, workloads: Sequence[Workload], say: Callable[[str], None]
+    settings: Settings,
+    ours: Labkit,
+    device: torch.device,
+    workloads: Sequence[Workload],
+    say: Callable[[str], None],
 ) -> tuple[list[Engine], dict[str, str]]:
     say("loading the peers")
-    longest, streams = max(w.longest for w in workloads), max(len(w.prompts) for w in workloads)
-    found, told = open_peers(resolve(model), getattr(torch, dtype), device, longest, streams)
+    terms = Terms(
+        path=resolve(settings.model),
+        dtype=getattr(torch, ours.dtype),
+        device=device,
+        longest=max(w.longest for w in workloads),
+        streams=max(len(w.prompts) for w in workloads),
+        memory_share=ours.config.gpu_memory_utilization,
+    )
+    found, told = open_peers(settings.peers, terms)
     for name, how in told.items():
         say(f"{name}: {how}")
+    # Their libraries are a million objects that would be looked through for garbage while engines in this process run.
+    gc.collect()
+    gc.freeze()
     return found, told
 
 
@@ -142,6 +159,7 @@ def _run_all(
     workloads: Sequence[Workload],
     repeats: int,
     peers: dict[str, str],
+    warm_up: int,
     say: Callable[[str], None],
 ) -> tuple[list[WorkloadRecord], list[Summary]]:
     """Every workload in turn, our engine first. A peer that refuses one is left out of it, and `peers` says so."""
@@ -153,7 +171,7 @@ def _run_all(
         able = []
         for engine in engines:
             try:
-                engine.run(workload.shortened(WARM_UP))
+                engine.run(workload.shortened(warm_up))
                 able.append(engine)
             except NotMeasuredError as error:
                 peers[engine.name] += f"; {workload.name} {error}"

@@ -196,6 +196,8 @@ def draw_record(record: Record, path: Path) -> Path:
             )
         axes.set_xticks(range(len(rows)), [row.engine for row in rows], fontsize=8)
         axes.set_title(f"{group}: {rows[0].counts} tok/s", fontsize=9)
-    figure.suptitle(f"{record.model}, {record.dtype}, {record.machine.cpu}, {record.date[:10]}", fontsize=9)
+    on_gpu = record.machine.gpus and record.device.startswith("cuda")
+    chip = record.machine.gpus[0].name if on_gpu else record.machine.cpu
+    figure.suptitle(f"{record.model}, {record.dtype}, {chip}, {record.date[:10]}", fontsize=9)
     figure.savefig(path, dpi=110)
     return path

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from labkit.bench.machine import Machine
-from labkit.errors import LabkitError
 
-SCHEMA = 1
+SCHEMA = 2  # 1 had "peer" and "peer_tok_s" in its comparisons
+OURS = "labkit"
 
 
 class RequestTimes(msgspec.Struct, frozen=True):
@@ -48,17 +48,6 @@ class Summary(msgspec.Struct, frozen=True):
     tok_s_max: float
     first_token_s: float | None  # median over requests and runs
     tokens_as_ours: float | None  # share of output tokens equal to ours up to the first that differs; None: sampled
-
-
-class Comparison(msgspec.Struct, frozen=True):
-    """Our median against a peer's, same machine, same session. ratio > 1: we are faster."""
-
-    model: str
-    workload: str
-    tok_s: float
-    peer: str
-    peer_tok_s: float
-    ratio: float
 
 
 class WorkloadRecord(msgspec.Struct, frozen=True):
@@ -131,7 +120,7 @@ class Record(msgspec.Struct, frozen=True):
     peers: dict[str, str]  # name -> version and how it ran, or "not measured: why"
     workloads: list[WorkloadRecord]
     summary: list[Summary]
-    comparisons: list[Comparison]
+    comparisons: list[dict[str, Any]]  # of `compare`: for whoever reads the file, as the summary says it all
     step_cost: StepCost | None
     memory: Memory | None
 
@@ -160,20 +149,28 @@ def summarise(workload: WorkloadRecord, dtypes: dict[str, str], agreement: dict[
     return rows
 
 
-def compare(model: str, rows: list[Summary], ours: str = "labkit") -> list[Comparison]:
-    """Our row against each peer's, workload by workload; workloads that we did not run are left out."""
-    mine = {row.workload: row for row in rows if row.engine == ours}
-    return [
-        Comparison(
-            model,
-            row.workload,
-            mine[row.workload].tok_s,
-            row.engine,
-            row.tok_s,
-            round(mine[row.workload].tok_s / row.tok_s, 3),
-        )
+def ratios(rows: list[Summary]) -> dict[tuple[str, str], float]:
+    """(workload, peer) -> our median over the peer's, more than 1 if we are faster; only workloads that we ran."""
+    mine = {row.workload: row.tok_s for row in rows if row.engine == OURS}
+    return {
+        (row.workload, row.engine): round(mine[row.workload] / row.tok_s, 3)
         for row in rows
-        if row.engine != ours and row.workload in mine
+        if row.engine != OURS and row.workload in mine
+    }
+
+
+def compare(model: str, rows: list[Summary]) -> list[dict[str, Any]]:
+    """A row for each workload and peer: {"model", "workload", "tok_s", "vllm_tok_s", "ratio"}."""
+    rates = {(row.workload, row.engine): row.tok_s for row in rows}
+    return [
+        {
+            "model": model,
+            "workload": workload,
+            "tok_s": rates[workload, OURS],
+            f"{peer}_tok_s": rates[workload, peer],
+            "ratio": ratio,
+        }
+        for (workload, peer), ratio in ratios(rows).items()
     ]
 
 
@@ -185,9 +182,9 @@ def write_record(record: Record, path: Path) -> Path:
     with table.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, ["model", *names, "labkit_over_this"], lineterminator="\n")
         writer.writeheader()
-        ratios = {(row.workload, row.peer): row.ratio for row in record.comparisons}
+        over = ratios(record.summary)
         for row in record.summary:
-            ratio = ratios.get((row.workload, row.engine))
+            ratio = over.get((row.workload, row.engine))
             writer.writerow({"model": record.model, **msgspec.structs.asdict(row), "labkit_over_this": ratio})
     return table
 
@@ -196,17 +193,3 @@ def write_json(record: msgspec.Struct, path: Path) -> None:
     """Write a record for machines and for people to read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-
-
-def read_record(path: Path) -> Record:
-    """Read a JSON that `write_record` wrote.
-
-    Raises:
-        LabkitError: the file is not there, or is not such a record.
-    """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Record)
-    except OSError as error:
-        raise LabkitError(f"cannot read {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise LabkitError(f"{path} is not a record of `labkit bench offline`: {error}") from error

@@ -8,6 +8,7 @@ A workload is a function of its name and the vocabulary alone, so two engines, o
     prefill512         1         512              1              0   matrix products, not memory
     nano256          256    100–1024       100–1024            0.6   a crowd that comes and goes (nano-vllm's own)
     b1 b8 b64     1 8 64         128            512            0.6   steady decoding on a GPU
+    prefill32x2048    32        2048              1              0   steps full of prompts on a GPU
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from labkit.errors import LabkitError
 
 LARGEST_ID = 10_000  # nano-vllm draws from 0 to 10,000 whatever the vocabulary; a smaller vocabulary cuts that
 CPU_WORKLOADS = ("decode1", "decode8", "prefill512")
-CUDA_WORKLOADS = ("nano256", "b1", "b8", "b64")
+CUDA_WORKLOADS = ("nano256", "b1", "b8", "b64", "prefill32x2048")
 WORKLOADS = CPU_WORKLOADS + CUDA_WORKLOADS
 
 
@@ -69,8 +70,9 @@ def make_workload(name: str, vocab_size: int) -> Workload:
     if name in ("decode1", "decode8"):
         # All prompts have one length, so a peer that pads its batch has nothing to pad.
         return _batch(name, int(name[len("decode") :]), 48, 128, largest, temperature=0.0)
-    if name == "prefill512":
-        return replace(_batch(name, 1, 512, 1, largest, temperature=0.0), counts="prompt")
+    if name in ("prefill512", "prefill32x2048"):
+        requests, tokens_in = {"prefill512": (1, 512), "prefill32x2048": (32, 2048)}[name]
+        return replace(_batch(name, requests, tokens_in, 1, largest, temperature=0.0), counts="prompt")
     raise LabkitError(f"there is no workload {name!r}; known ones: {', '.join(WORKLOADS)}")
 
 

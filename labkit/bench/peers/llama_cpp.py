@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from labkit.bench.peers import NotMeasuredError
+from labkit.bench.peers import NotMeasuredError, Terms
 from labkit.bench.workloads import Answer, Workload
 from labkit.paths import cache_folder
 
@@ -26,19 +26,20 @@ class LlamaCpp:
     name = "llama.cpp"
     dtype = "float32"
 
-    def __init__(self, path: Path, dtype: torch.dtype, device: torch.device, longest: int, streams: int):
+    def __init__(self, terms: Terms):
         try:
             import llama_cpp
         except (ImportError, OSError, RuntimeError) as error:  # also: its library does not load here
             raise NotMeasuredError(f"not measured: {error}; install the extra, pip install 'labkit[peers]'") from error
-        if path.suffix != ".gguf":
+        if terms.path.suffix != ".gguf":
             raise NotMeasuredError("not measured: it reads GGUF files only")
-        if dtype != torch.float32 or device.type != "cpu":
-            raise NotMeasuredError(f"not measured: it is compared in float32 on the CPU, not in {dtype} on {device}")
+        if terms.dtype != torch.float32 or terms.device.type != "cpu":
+            kind = f"{terms.dtype} on {terms.device}"
+            raise NotMeasuredError(f"not measured: it is compared in float32 on the CPU, not in {kind}")
         logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)  # it tells hundreds of lines while it loads
         self._c: Any = llama_cpp
         self._threads = torch.get_num_threads()
-        self._model, self._context = self._load(float32_file(path), longest, streams)
+        self._model, self._context = self._load(float32_file(terms.path), terms.longest, terms.streams)
         self._sampler = self._c.llama_sampler_init_greedy()
         self.how = f"llama-cpp-python {metadata.version('llama-cpp-python')}, F32, {self._threads} threads, one batch"
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from importlib import metadata
-from pathlib import Path
 
 import torch
 
-from labkit.bench.peers import NotMeasuredError
+from labkit.bench.peers import NotMeasuredError, Terms
 from labkit.bench.workloads import Answer, Workload
 
 
@@ -20,11 +19,12 @@ class Transformers:
 
     name = "transformers"
 
-    def __init__(self, path: Path, dtype: torch.dtype, device: torch.device, longest: int, streams: int):
+    def __init__(self, terms: Terms):
         try:
             from transformers import AutoModelForCausalLM
         except ImportError as error:
             raise NotMeasuredError(f"not measured: {error}; install the extra, pip install 'labkit[peers]'") from error
+        path = terms.path
         is_gguf = path.suffix == ".gguf"
         where = (
             {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
@@ -32,10 +32,10 @@ class Transformers:
             else {"pretrained_model_name_or_path": path}
         )
         try:
-            self._model = AutoModelForCausalLM.from_pretrained(**where, dtype=dtype, attn_implementation="sdpa")
+            self._model = AutoModelForCausalLM.from_pretrained(**where, dtype=terms.dtype, attn_implementation="sdpa")
         except (ImportError, OSError, ValueError) as error:  # ValueError: accelerate is missing
             raise NotMeasuredError(f"not measured: it could not load {path.name}: {error}") from error
-        self._model = self._model.to(device).eval()
+        self._model = self._model.to(terms.device).eval()
         # Every request runs to its full length: no end-of-sequence token, and so nothing that looks for one.
         self._model.generation_config.eos_token_id = None
         self._model.generation_config.pad_token_id = 0

@@ -1,10 +1,14 @@
-"""A small record and a small trace, made by hand."""
+"""A small record of each kind and a small trace, made by hand."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from labkit.bench.machine import Machine
+import msgspec
+
+from labkit.bench.kernels import KernelRecord, KernelRow
+from labkit.bench.machine import Gpu, Machine
+from labkit.bench.profile import KernelTime, ProfileRecord
 from labkit.bench.record import (
     SCHEMA,
     Memory,
@@ -32,6 +36,7 @@ MACHINE = Machine(
     tree_clean=True,
     load_average=[0.1, 0.2, 0.3],
 )
+GPU_MACHINE = msgspec.structs.replace(MACHINE, gpus=[Gpu("NVIDIA H200", 150 << 30, "9.0")])
 
 
 def a_run(engine: str, order: int, tok_s: float, first: float | None = 0.1) -> Run:
@@ -65,6 +70,65 @@ def a_record() -> Record:
         comparisons=compare("tiny", rows),
         step_cost=StepCost(8, 128, 65.0, 64.0, 0.5, 0.375, 0.125),
         memory=Memory(500 * MIB, 20 * MIB, 300 * MIB, 840 * MIB, 900 * MIB, 880 * MIB),
+    )
+
+
+def a_kernel_record() -> KernelRecord:
+    """One operation that memory bounds and one that arithmetic does."""
+    beside = "PyTorch's definition"
+    rows = [
+        KernelRow("rms_norm", "8192 x 4096", "bfloat16", 1 << 27, 34.0, 238.0, beside, 3947.6, 0.918),
+        KernelRow(
+            "prefill attention",
+            "8 x 2048",
+            "bfloat16",
+            1 << 27,
+            300.0,
+            270.0,
+            "SDPA, cuDNN",
+            447.0,
+            0.1,
+            137_600_000_000,
+        ),
+    ]
+    return KernelRecord(
+        schema=1,
+        kind="kernels",
+        date="2026-11-30T12:00:00+00:00",
+        command=["labkit", "bench", "kernels"],
+        machine=GPU_MACHINE,
+        device="cuda:0",
+        copy_gb_s=4300.0,
+        rows=rows,
+        copies_gb_s={"copy_": 2780.0, "Triton": 4300.0},
+    )
+
+
+def a_profile() -> ProfileRecord:
+    """A step of which a quarter is gaps."""
+    kernels = [
+        KernelTime("gemv", 112.0, 400.0),
+        KernelTime("void cutlass" + "<" * 90, 28.0, 200.0),
+        KernelTime("draw", 1.0, 7.0),
+        KernelTime("Memcpy HtoD", 2.0, 5.0),
+    ]
+    return ProfileRecord(
+        schema=1,
+        kind="profile",
+        date="2026-11-30T12:00:00+00:00",
+        command=["labkit", "bench", "profile"],
+        machine=GPU_MACHINE,
+        model="tiny",
+        dtype="bfloat16",
+        device="cuda:0",
+        engine_options={"block_size": 16},
+        workload="b1",
+        streams=1,
+        steps=16,
+        step_us=780.0,
+        profiled_us=800.0,
+        busy_us=610.0,
+        kernels=kernels,
     )
 
 

@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit.bench.commands import _free_name, app
-from labkit.bench.record import write_record
-from labkit.bench.table import markdown
+from labkit.bench.reading import tables
+from labkit.bench.record import write_json, write_record
 from labkit.errors import LabkitError
-from tests.unit.bench.samples import a_record, a_trace
+from tests.unit.bench.samples import a_kernel_record, a_record, a_trace
 
 runner = CliRunner()
 
@@ -39,7 +39,7 @@ def test_plot_writes_perfettos_json_beside_it(trace: Path) -> None:
 def test_plot_prints_a_records_table_and_draws_it(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     write_record(a_record(), path)
-    table = markdown(a_record(), path.as_posix()) + "\n"
+    table = tables([path]) + "\n"
     result = runner.invoke(app, ["plot", str(path), "--markdown"])
     assert (result.exit_code, result.stdout) == (0, table)
     assert not list(tmp_path.glob("*.png"))
@@ -48,12 +48,45 @@ def test_plot_prints_a_records_table_and_draws_it(tmp_path: Path) -> None:
     assert (tmp_path / "r.bars.png").exists()
 
 
+def test_plot_writes_the_tables_of_several_files_into_a_page(tmp_path: Path) -> None:
+    files = [tmp_path / "k.json", tmp_path / "r.json"]
+    write_json(a_kernel_record(), files[0])
+    write_json(a_record(), files[1])
+    page = tmp_path / "page.md"
+    page.write_text("# A page\n<!-- measured: begin -->\n<!-- measured: end -->\n")
+    result = runner.invoke(app, ["plot", "--markdown", *map(str, files), "--into", str(page)])
+    assert (result.exit_code, result.stdout) == (0, f"wrote {page}\n")
+    assert page.read_text() == f"# A page\n<!-- measured: begin -->\n{tables(files)}\n<!-- measured: end -->\n"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["k.json", "page.md", "r.json"]
+
+
+def test_the_share_of_the_gpu_is_smaller_beside_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def measure(settings, say) -> object:
+        seen.append((settings.peers, settings.engine.gpu_memory_utilization))
+        return a_record()
+
+    monkeypatch.setattr("labkit.bench.offline.measure", measure)
+    for args in (
+        [],
+        ["--peer", "vllm"],
+        ["--peer", "vllm", "--peer", "transformers", "--gpu-memory-utilization", "0.3"],
+    ):
+        assert runner.invoke(app, ["offline", "--out", str(tmp_path / "r.json"), *args]).exit_code == 0
+    assert seen == [((), 0.9), (("vllm",), 0.4), (("vllm", "transformers"), 0.3)]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["plot", "x.json", "--perfetto"], "for a trace"),
         (["plot", "x.jsonl", "--markdown"], "for a record"),
+        (["plot", "x.json", "y.jsonl", "--markdown"], "for a record"),
+        (["plot", "x.json", "--into", "page.md"], "goes with --markdown"),
         (["offline", "--workload", "b7"], "'b7'"),
+        (["offline", "--peer", "ollama"], "'ollama'"),
+        (["offline", "--gpu-memory-utilization", "0"], "gpu_memory_utilization"),
         (["offline", "--out", "x.csv"], ".json"),
         (["offline", "--repeats", "0"], "repeats"),
         (["offline", "--dtype", "float8"], "float8"),

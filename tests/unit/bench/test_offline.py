@@ -9,8 +9,9 @@ import torch
 from labkit.bench import offline
 from labkit.bench.ours import clocked
 from labkit.bench.peers import NotMeasuredError
-from labkit.bench.record import read_record, write_record
-from labkit.bench.workloads import Answer, Workload, make_workload
+from labkit.bench.reading import read_record
+from labkit.bench.record import write_record
+from labkit.bench.workloads import WORKLOADS, Answer, Workload, make_workload
 from labkit.config import EngineConfig
 from labkit.errors import LabkitError
 from labkit.models import sources
@@ -49,7 +50,7 @@ def test_the_order_turns_round_half_way() -> None:
 def test_a_session_over_two_engines() -> None:
     ours, peer = Canned("labkit"), Canned("peer")
     workloads = [make_workload("decode8", 1000), make_workload("prefill512", 1000)]
-    records, rows = offline._run_all([ours, peer], workloads, 2, {"peer": "canned"}, lambda line: None)
+    records, rows = offline._run_all([ours, peer], workloads, 2, {"peer": "canned"}, 16, lambda line: None)
     assert ours.lengths == [16, 128, 128, 1, 1, 1], "each workload is warmed up with a short one first"
     runs = [(run.engine, run.order) for record in records for run in record.runs]
     assert runs == list(zip(["labkit", "peer", "peer", "labkit"] * 2, itertools.count()))
@@ -63,9 +64,14 @@ def test_a_session_over_two_engines() -> None:
     assert records[0].runs[0].requests[0].output_tokens == 128
 
 
+def test_on_a_gpu_every_workload_is_warmed_up_whole() -> None:
+    longest = max(max(make_workload(name, 1000).max_tokens) for name in WORKLOADS)
+    assert offline.WARM_UP["cuda"] >= longest > offline.WARM_UP["cpu"]
+
+
 def test_sampled_tokens_are_not_compared() -> None:
     workloads = [make_workload("b1", 1000)]
-    _, rows = offline._run_all([Canned("labkit"), Canned("peer", 8)], workloads, 1, {"peer": ""}, lambda line: None)
+    _, rows = offline._run_all([Canned("labkit"), Canned("peer", 8)], workloads, 1, {"peer": ""}, 16, lambda line: None)
     assert [row.tokens_as_ours for row in rows] == [None, None]
 
 
@@ -73,7 +79,7 @@ def test_a_peer_that_refuses_a_workload_is_left_out_of_it_and_told() -> None:
     peers = {"peer": "canned"}
     workloads = [make_workload("decode1", 1000), make_workload("prefill512", 1000)]
     _, rows = offline._run_all(
-        [Canned("labkit"), Canned("peer", refuses="decode1")], workloads, 1, peers, lambda line: None
+        [Canned("labkit"), Canned("peer", refuses="decode1")], workloads, 1, peers, 16, lambda line: None
     )
     assert [(row.workload, row.engine) for row in rows] == [
         ("decode1", "labkit"),
@@ -90,6 +96,7 @@ def test_tokens_are_counted_not_believed() -> None:
             [make_workload("decode8", 1000)],
             1,
             {"peer": ""},
+            16,
             lambda line: None,
         )
 

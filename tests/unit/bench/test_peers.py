@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.bench.peers import NotMeasuredError, open_peers
+from labkit.bench.peers import PEERS, NotMeasuredError, Terms, open_peers
 from labkit.bench.peers.llama_cpp import LlamaCpp, float32_file
 from labkit.bench.peers.transformers import Transformers
 from labkit.bench.workloads import Workload
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def peer(folder: Path) -> Transformers:
-    return Transformers(folder, torch.float32, CPU, 64, 3)
+    return Transformers(Terms(folder, torch.float32, CPU, 64, 3))
 
 
 @torch.inference_mode()
@@ -76,15 +76,22 @@ def test_transformers_refuses_different_lengths(peer: Transformers) -> None:
 
 def test_a_model_that_a_peer_cannot_load_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    found, told = open_peers(tmp_path, torch.float32, CPU, 64, 1)
-    assert found == [] and set(told) == {"transformers", "llama.cpp"}
+    found, told = open_peers(PEERS, Terms(tmp_path, torch.float32, CPU, 64, 1))
+    assert found == [] and set(told) == {"transformers", "llama.cpp", "vllm"}
     assert all(why.startswith("not measured: ") for why in told.values())
+
+
+def test_only_the_peers_that_were_asked_for_are_opened(folder: Path) -> None:
+    found, told = open_peers(["vllm", "transformers"], Terms(folder, torch.float32, CPU, 64, 1))
+    assert [peer.name for peer in found] == ["transformers"]
+    assert told["vllm"] == "not measured: it is compared on a CUDA GPU, not on cpu"
+    assert list(told) == ["transformers", "vllm"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is not None, reason="llama-cpp-python is installed")
 def test_a_missing_peer_says_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(NotMeasuredError, match=r"No module named 'llama_cpp'; .*labkit\[peers\]"):
-        LlamaCpp(tmp_path / "m.gguf", torch.float32, CPU, 64, 1)
+        LlamaCpp(Terms(tmp_path / "m.gguf", torch.float32, CPU, 64, 1))
 
 
 @pytest.fixture
@@ -135,4 +142,4 @@ def test_the_float32_file_is_made_once(quantised: Path, tmp_path: Path, monkeypa
 def test_llama_cpp_is_for_float32_on_the_cpu(quantised: Path) -> None:
     pytest.importorskip("llama_cpp")
     with pytest.raises(NotMeasuredError, match="in float32 on the CPU"):
-        LlamaCpp(quantised, torch.bfloat16, CPU, 64, 1)
+        LlamaCpp(Terms(quantised, torch.bfloat16, CPU, 64, 1))

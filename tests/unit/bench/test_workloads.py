@@ -33,6 +33,7 @@ def test_nano256_is_nano_vllms_own() -> None:
         ("decode1", 1, 48, 128, "output"),
         ("decode8", 8, 48, 128, "output"),
         ("prefill512", 1, 512, 1, "prompt"),
+        ("prefill32x2048", 32, 2048, 1, "prompt"),
     ],
 )
 def test_shapes(name: str, requests: int, tokens_in: int, tokens_out: int, counts: str) -> None:
@@ -58,5 +59,5 @@ def test_shortened_keeps_the_prompts() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(LabkitError, match=r"'b7'.*decode1.*b64"):
+    with pytest.raises(LabkitError, match=r"'b7'.*decode1.*b64, prefill32x2048"):
         make_workload("b7", 1000)
