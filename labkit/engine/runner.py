@@ -117,8 +117,12 @@ class Runner:
         """
         chunks = step.chunks
         drawing = chunks if all(chunk.draws for chunk in chunks) else [chunk for chunk in chunks if chunk.draws]
+        decodes_only = chunks[-1].is_decode and not step.admitted
+        if decodes_only and self.graphs is not None:
+            # The longest context first: started last, it would be waited for.
+            drawing = sorted(drawing, key=lambda chunk: -chunk.start)
         plan = self._sampler.plan(drawing, step.admitted)
-        if chunks[-1].is_decode and not step.admitted and plan.is_simple:
+        if decodes_only and plan.is_simple:
             return Launched(chunks, self._launch_decodes(plan), plan.chunks)
         if plan.is_simple and self._has_graph(step):
             return Launched(chunks, self._launch_mixed(step, plan), chunks)
