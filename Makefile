@@ -12,12 +12,13 @@ RUN_PYTHON = $(if $(RUN),$(RUN),$(VENV_PYTHON))
 install = $(if $(RUN),@echo "labkit: using $(RUN) as it is",@sh scripts/install.sh $(1))
 export PORT BROWSER PYTHON PINNED TORCH_INDEX JOBS
 
-.PHONY: help lab test test-gpu notebooks format clean
+.PHONY: help lab test test-gpu sanitize notebooks format clean
 
 help:
 	@echo "make lab         install into .venv and open the lessons   (PORT=8899 BROWSER=0 on a box without a screen)"
 	@echo "make test        install into .venv and run every test that a CPU can run"
 	@echo "make test-gpu    the tests marked gpu, and every notebook, on the GPU"
+	@echo "make sanitize    every GPU kernel under compute-sanitizer: memory, then races"
 	@echo "make notebooks   run every notebook and store its outputs"
 	@echo "make format      format the code and mend what ruff can mend"
 	@echo "make clean       remove .venv and caches"
@@ -33,6 +34,11 @@ test:
 test-gpu:
 	$(call install,test lab)
 	@sh scripts/test.sh $(RUN_PYTHON) gpu
+
+sanitize:
+	$(call install,test)
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 $(RUN_PYTHON) -m tests.gpu.small_shapes
+	compute-sanitizer --tool racecheck --error-exitcode 1 $(RUN_PYTHON) -m tests.gpu.small_shapes
 
 notebooks:
 	$(call install,lab)

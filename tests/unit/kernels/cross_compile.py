@@ -144,8 +144,8 @@ def launch_pointwise(dtype: torch.dtype) -> None:
     linear.gemv(torch.zeros(8, 14336, dtype=dtype), torch.zeros(1, 14336, dtype=dtype))
 
 
-def launch_sampling(dtype: torch.dtype) -> None:
-    table, slots = parameters([Wishes(), Wishes()]), torch.arange(2, dtype=torch.int32)
+def launch_sampling(dtype: torch.dtype, device: str = "cpu") -> None:
+    table, slots = parameters([Wishes(), Wishes()], device), torch.arange(2, dtype=torch.int32)
     logits, counts = torch.zeros(2, 151_936, dtype=dtype), torch.zeros(2, 151_936, dtype=torch.int32)
     draw.draw(logits, table, slots, slots, filtered=False)
     changes = draw.Changes(torch.zeros(3, 2, dtype=torch.int32), counts.bool(), counts)
