@@ -43,6 +43,7 @@ from labkit.kernels.expand import SLOT, START, TABLE_SLOT, expand, expand_decode
 from labkit.kernels.prefill_attention import Prompts, make_prompts
 from labkit.models.decoder import Decoder, DecoderBatch
 
+SORTED_FROM = 64  # decodes; fewer all start at once, and then a mixture of lengths spreads better
 LOGPROB_ROWS = 256  # logits that prompt_logprobs holds at once; 50 MB with a vocabulary of 49,152
 
 
@@ -118,7 +119,7 @@ class Runner:
         chunks = step.chunks
         drawing = chunks if all(chunk.draws for chunk in chunks) else [chunk for chunk in chunks if chunk.draws]
         decodes_only = chunks[-1].is_decode and not step.admitted
-        if decodes_only and self.graphs is not None:
+        if decodes_only and self.graphs is not None and len(chunks) > SORTED_FROM:
             # The longest context first: started last, it would be waited for.
             drawing = sorted(drawing, key=lambda chunk: -chunk.start)
         plan = self._sampler.plan(drawing, step.admitted)
