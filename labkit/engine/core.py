@@ -19,6 +19,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+import torch
+
 from labkit.config import EngineConfig, ModelConfig, SamplingParams
 from labkit.engine import runner as runners
 from labkit.engine import scheduler as schedulers
@@ -340,6 +342,9 @@ class EngineCore:
             self._in_flight.clear()
             del self.runner
             gc.unfreeze()
+            if self.config.device.startswith("cuda"):
+                gc.collect()
+                torch.cuda.empty_cache()  # PyTorch would keep it for itself, and the next engine find no room
 
 
 def request_seed(engine_seed: int, number: int) -> int:

@@ -40,7 +40,7 @@ def strided(rows: int, width: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("rows", [0, 1, 3, 1000])
 def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
     near = {"rtol": 2e-3, "atol": 1e-5} if dtype == torch.float16 else {}  # two roundings to different sides
-    for make in (strided, lambda *args: strided(*args).contiguous()):
+    for make in (strided, lambda *args: strided(*args).clone(memory_format=torch.contiguous_format)):
         if make is strided and width > cuda.MAX_UNALIGNED_WIDTH:
             continue
         x, weight = make(rows, width, dtype), torch.randn(width, device=DEVICE).to(dtype)

@@ -32,7 +32,7 @@ def answers(graphs: bool) -> list[list[int]]:
         assert (recorded is not None) == graphs
         assert llm.engine.stats().preempted > 0
         assert recorded is None or {key[0] for key in recorded.recordings} == {"decode", "mixed"}
-        assert recorded is None or len(recorded.recordings) > 6
+        assert recorded is None or len(recorded.recordings) > 4
         return [list(output.outputs[0].token_ids) for output in outputs]
     finally:
         llm.close()
