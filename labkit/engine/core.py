@@ -12,21 +12,20 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import gc
-import hashlib
 import sys
 import time
 from collections.abc import Iterator
 
 import torch
 
-from labkit.config import EngineConfig, ModelConfig, SamplingParams
+from labkit.config import EngineConfig, ModelConfig
 from labkit.engine import runner as runners
 from labkit.engine import scheduler as schedulers
 from labkit.engine.launched import Launched
 from labkit.engine.limits import RequestLimits
 from labkit.engine.request import ChunkResult, Delta, EngineRequest, Sequence, Step, StepReport, TokenLogprobs
+from labkit.engine.sequences import make_sequences, request_seed
 from labkit.engine.stats import EngineStats
 from labkit.engine.trace import Trace
 from labkit.errors import EngineClosedError
@@ -111,38 +110,15 @@ class EngineCore:
         if self._closed:
             raise EngineClosedError("the engine is closed; make a new LLM")
         self.limits.check(request.prompt_token_ids, request.params)
-        sequences = self._sequences(request)
+        number = self._num_requests
+        seed = request.params.seed if request.params.seed is not None else request_seed(self.config.seed, number)
+        most = self.limits.max_output_tokens(len(request.prompt_token_ids))
+        sequences = make_sequences(request, number, seed, most, self.model_config.eos_token_ids, self.trace.now())
         self._requests[request.request_id] = sequences
         for seq in sequences:
             self.trace.emit("submit", req=seq.id, prompt=seq.num_prompt_tokens)
             self.scheduler.add(seq)
         self._num_requests += 1
-
-    def _sequences(self, request: EngineRequest) -> list[Sequence]:
-        params, prompt = request.params, request.prompt_token_ids
-        seed = params.seed if params.seed is not None else request_seed(self.config.seed, self._num_requests)
-        most = self.limits.max_output_tokens(len(prompt))
-        # Scoring alone (max_tokens 0) still runs one step; the token it draws is dropped in _delta.
-        max_tokens = most if params.max_tokens is None else max(1, params.max_tokens)
-        eos = frozenset() if params.ignore_eos else frozenset(self.model_config.eos_token_ids)
-        arrival = self.trace.now()
-        out: list[Sequence] = []
-        for index in range(params.n):
-            seq = Sequence(
-                id=request.request_id if params.n == 1 else f"{request.request_id}/{index}",
-                request_id=request.request_id,
-                index=index,
-                prompt_token_ids=prompt,
-                params=params if index == 0 else without_prompt_logprobs(params),
-                seed=seed,
-                max_tokens=max_tokens,
-                eos_token_ids=eos,
-                number=self._num_requests,
-                arrival_time=arrival,
-                leader=out[0] if out else None,
-            )
-            out.append(seq)
-        return out
 
     def cancel(self, request_id: str) -> None:
         """End every unfinished answer of a request with "abort". Unknown ids are fine: it may just have ended."""
@@ -345,16 +321,3 @@ class EngineCore:
             if self.config.device.startswith("cuda"):
                 gc.collect()
                 torch.cuda.empty_cache()  # PyTorch would keep it for itself, and the next engine find no room
-
-
-def request_seed(engine_seed: int, number: int) -> int:
-    """The seed of a request that brings none: 64 bits from (engine seed, number of the request)."""
-    text = f"{engine_seed}/{number}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-
-
-def without_prompt_logprobs(params: SamplingParams) -> SamplingParams:
-    """Further choices of a request share its prompt: one of them is enough to score it."""
-    if params.prompt_logprobs is None:
-        return params
-    return dataclasses.replace(params, prompt_logprobs=None, max_tokens=params.max_tokens or 1)

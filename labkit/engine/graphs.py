@@ -43,9 +43,7 @@ class StepGraphs:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
-    def run(
-        self, key: Hashable, compute: Callable[[Tensor], Tensor], numbers: np.ndarray, idle: Callable[[], np.ndarray]
-    ) -> Tensor:
+    def run(self, key: Hashable, compute: Callable[[Tensor], Tensor], numbers: np.ndarray, idle: np.ndarray) -> Tensor:
         """Launches one step.
 
         Args:
@@ -59,7 +57,7 @@ class StepGraphs:
         """
         recording = self.recordings.get(key)
         if recording is None:
-            recording = self.recordings[key] = self._record(compute, torch.from_numpy(idle()).to(self._device))
+            recording = self.recordings[key] = self._record(compute, torch.from_numpy(idle).to(self._device))
         staging = host_buffer(numbers.size, self._device).view(numbers.shape)
         staging.numpy()[:] = numbers
         recording.numbers.copy_(staging, non_blocking=True)

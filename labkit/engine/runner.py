@@ -3,18 +3,9 @@
 A running request lives in a slot. What a step needs to know about it stays on the device, one row a slot: its block
 table, its last token and (in the sampler) its parameters. So a step of pure decoding uploads a few numbers a request.
 
-What the host sends, as int32, in one pinned buffer and one copy:
-
-    ┌──────────────────┬─────────────┬──────────────────┬────────┬─────────┬──────────────────────────────┐
-    │ chunks           │ draws       │ new blocks       │ tokens │ targets │ sampler's                    │
-    │ slot[C] start[C] │ row[S]      │ slot[N] index[N] │ one a  │ of      │ parameters, history          │
-    │ length[C]        │ chunk[S]    │ block[N]         │ row    │ prompt  │ (fresh slots), adjustments,  │
-    │                  │             │                  │        │ logprobs│ rows with penalties/logprobs │
-    └──────────────────┴─────────────┴──────────────────┴────────┴─────────┴──────────────────────────────┘
-
-From these the device makes token ids, positions, places in the pool and block tables (`expand`). A decode's token
-id is not uploaded: it is the last token, which the step before wrote into the slot. So a step can be launched before
-the host has seen what the one before it drew.
+From what the host sends (`upload`) the device makes token ids, positions, places in the pool and block tables
+(`expand`). A decode's token id is not sent: it is the last token, which the step before wrote into the slot. So a step
+can be launched before the host has seen what the one before it drew.
 
 Chunks are ordered decodes first; then the rows of the step are
 
@@ -25,7 +16,6 @@ On a GPU most steps are replayed from CUDA graphs (`graphs`): those in which nob
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -36,10 +26,11 @@ from torch import Tensor
 from labkit.config import GRAPH_TOKENS, EngineConfig
 from labkit.engine.graphs import StepGraphs, padded_sequences, padded_tokens
 from labkit.engine.launched import Launched, Logprobs, host_buffer
-from labkit.engine.request import Chunk, Sequence, Step
+from labkit.engine.request import Chunk, Step
 from labkit.engine.sampler import FILTERED, LOGPROBS, DrawPlan, Sampler
+from labkit.engine.upload import Upload, decode_rows, mixed_numbers, new_blocks, num_targets, upload_parts
 from labkit.kernels.attention import AttentionBatch, PromptChunk
-from labkit.kernels.expand import SLOT, START, TABLE_SLOT, expand, expand_decodes
+from labkit.kernels.expand import SLOT, START, expand, expand_decodes
 from labkit.kernels.prefill_attention import Prompts, make_prompts
 from labkit.models.decoder import Decoder, DecoderBatch
 
@@ -52,22 +43,6 @@ class Draw(Protocol):
 
     def __call__(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """[n, V], [n] int32, [n] int32 -> [n] int64"""
-
-
-@dataclass(slots=True)
-class Upload:
-    """The staging buffer's sections, on the device."""
-
-    chunks: Tensor  # [3, C]: slot, start, length
-    draws: Tensor  # [2, S]: row among the step's tokens, number of its chunk
-    blocks: Tensor  # [3, N]: slot, index in the block table, block
-    tokens: Tensor  # [T]: of prompts, at their rows; 0 for decodes
-    targets: Tensor  # [L]: the tokens that prompt_logprobs are asked for
-    parameters: Tensor  # the rest as in DrawPlan
-    history: Tensor
-    adjustments: Tensor
-    penalised: Tensor
-    with_logprobs: Tensor
 
 
 class Runner:
@@ -105,7 +80,7 @@ class Runner:
         self._block_tables[-1] = num_blocks
         self._last_tokens = torch.zeros(slots, dtype=torch.int32, device=device)
         self._sampler = Sampler(slots, shape.vocab_size, device, fused=model.fused)
-        self._padding = [slots - 1, 0, slots - 1, 0, num_blocks]  # a decode that nobody asked for
+        self._nobody = (slots - 1, 0, slots - 1, 0, num_blocks)  # a decode that pads
         self.graphs: StepGraphs | None = None
         if config.cuda_graphs and model.fused and device.type == "cuda":
             self.graphs = StepGraphs(device)
@@ -127,7 +102,7 @@ class Runner:
             return Launched(chunks, self._launch_decodes(plan), plan.chunks)
         if plan.is_simple and self._has_graph(step):
             return Launched(chunks, self._launch_mixed(step, plan), chunks)
-        upload = self._upload(chunks, step.admitted, plan)
+        upload = Upload(*self._send_parts(upload_parts(chunks, step.admitted, plan)))
         self._admit(upload.blocks, upload.parameters, upload.history)
         hidden = self.model.forward(self._batch(chunks, upload), self.kv_cache)
         scores = self._score_prompts(chunks, hidden, upload.targets)
@@ -138,31 +113,18 @@ class Runner:
 
     def _launch_decodes(self, plan: DrawPlan) -> Tensor:
         """A step of decodes by requests that want nothing but a token: [n] on the device, in the order of the plan."""
-        rows = self._decode_rows(plan.chunks)
+        rows = decode_rows(plan.chunks, self._nobody)
         if self.graphs is None:
             draw = partial(self._sampler.draw, plan)
             return self._decode(self._send(rows), int(rows[START].max()) + 1, draw)
         count, size = rows.shape[1], padded_sequences(rows.shape[1])
         filtered = bool(plan.needs & FILTERED)
         draw = partial(self._sampler.draw_fused, filtered=filtered)
-        numbers = self._idle_decodes(size)
+        idle = np.array(self._nobody, np.int32)[:, None].repeat(size, 1)
+        numbers = idle.copy()
         numbers[:, :count] = rows
         compute = partial(self._decode, max_context=self.max_model_len, draw=draw)
-        return self.graphs.run(("decode", size, filtered), compute, numbers, lambda: self._idle_decodes(size))[:count]
-
-    def _decode_rows(self, chunks: list[Chunk]) -> np.ndarray:
-        """What `_decode` is told: [5, n]."""
-        nothing = self._padding[TABLE_SLOT:]
-        rows = [
-            (chunk.seq.slot, chunk.start, *nothing)
-            if not chunk.new_blocks
-            else (chunk.seq.slot, chunk.start, chunk.seq.slot, len(chunk.seq.block_table) - 1, chunk.new_blocks[0])
-            for chunk in chunks
-        ]
-        return np.array(rows, np.int32).T
-
-    def _idle_decodes(self, size: int) -> np.ndarray:
-        return np.array(self._padding, np.int32)[:, None].repeat(size, 1)
+        return self.graphs.run(("decode", size, filtered), compute, numbers, idle)[:count]
 
     def _decode(self, rows: Tensor, max_context: int, draw: Draw) -> Tensor:
         """[5, n] int32 -> tokens [n], which are the slots' last ones then."""
@@ -188,37 +150,19 @@ class Runner:
     def _launch_mixed(self, step: Step, plan: DrawPlan) -> Tensor:
         """A step with prompts, by requests that want nothing but a token: [C], one a chunk, whether it draws or not."""
         assert self.graphs is not None
-        parts = [_new_blocks(step.chunks, step.admitted), plan.parameters, plan.history]
+        parts = [new_blocks(step.chunks, step.admitted), plan.parameters, plan.history]
         if any(part.size for part in parts):
             self._admit(*self._send_parts(parts))
         size = padded_tokens(step.num_tokens)
+        most = min(size, self.max_num_seqs)
         filtered = bool(plan.needs & FILTERED)
         tokens = self.graphs.run(
             ("mixed", size, filtered),
             partial(self._mixed, size=size, filtered=filtered),
-            self._mixed_numbers(step.chunks, size),
-            lambda: self._mixed_numbers([], size),
+            mixed_numbers(step.chunks, size, most, self._nobody[SLOT]),
+            mixed_numbers([], size, most, self._nobody[SLOT]),
         )
         return tokens[: len(step.chunks)]
-
-    def _mixed_numbers(self, chunks: list[Chunk], size: int) -> np.ndarray:
-        """What `_mixed` is told: [3 (C + 1) + T + 1] int32: chunks, tokens, the number of decodes.
-
-        C is the most chunks that there can be, so that the last one is always padding, and owns the rows that are.
-        """
-        columns = min(size, self.max_num_seqs) + 1
-        numbers = np.zeros(3 * columns + size + 1, np.int32)
-        table, tokens = numbers[: 3 * columns].reshape(3, columns), numbers[3 * columns : -1]
-        table[0] = self._padding[SLOT]
-        row = 0
-        for chunk in chunks:
-            if not chunk.is_decode:
-                tokens[row : row + chunk.length] = chunk.seq.token_ids(chunk.start, chunk.start + chunk.length)
-            row += chunk.length
-        if chunks:
-            table[:, : len(chunks)] = _chunk_rows(chunks)
-            numbers[-1] = sum(chunk.is_decode for chunk in chunks)
-        return numbers
 
     def _mixed(self, numbers: Tensor, size: int, filtered: bool) -> Tensor:
         """Tokens [C], one a chunk, which are the slots' last ones then; of use where the chunk draws."""
@@ -248,34 +192,6 @@ class Runner:
         return make_prompts(self.model.prefill_tile, group, rows, tables, lengths, ends, decodes)
 
     # ------------------------------------------------------------------------------------- anything else
-
-    def _upload(self, chunks: list[Chunk], admitted: list[Sequence], plan: DrawPlan) -> Upload:
-        """Fills the staging buffer and copies it to the device."""
-        number = {id(chunk): index for index, chunk in enumerate(chunks)}
-        lengths = np.array([chunk.length for chunk in chunks], np.int32)
-        ends = np.cumsum(lengths)
-        drawing = np.array([number[id(chunk)] for chunk in plan.chunks], np.int32)
-        tokens: list[int] = []
-        targets: list[int] = []
-        for chunk in chunks:
-            if chunk.is_decode:
-                tokens.append(0)
-            else:
-                tokens += chunk.seq.token_ids(chunk.start, chunk.start + chunk.length)
-                targets += chunk.seq.prompt_token_ids[chunk.start + 1 :][: _num_targets(chunk)]
-        parts = [
-            _chunk_rows(chunks),
-            np.array([ends[drawing] - 1, drawing], np.int32),
-            _new_blocks(chunks, admitted),
-            np.array(tokens, np.int32),
-            np.array(targets, np.int32),
-            plan.parameters,
-            plan.history,
-            plan.adjustments,
-            plan.penalised,
-            plan.with_logprobs,
-        ]
-        return Upload(*self._send_parts(parts))
 
     def _send_parts(self, parts: list[np.ndarray]) -> list[Tensor]:
         """All of them to the device in one copy."""
@@ -355,7 +271,7 @@ class Runner:
         row = target = 0
         for chunk in chunks:
             wanted = chunk.seq.params.prompt_logprobs
-            count = _num_targets(chunk)
+            count = num_targets(chunk)
             if wanted is not None and not chunk.is_decode:
                 found = []
                 for begin in range(0, count, LOGPROB_ROWS):
@@ -367,29 +283,6 @@ class Runner:
                 target += count
             row += chunk.length
         return out
-
-
-def _chunk_rows(chunks: list[Chunk]) -> np.ndarray:
-    """[3, C]: slot, start, length."""
-    return np.array([(chunk.seq.slot, chunk.start, chunk.length) for chunk in chunks], np.int32).T
-
-
-def _num_targets(chunk: Chunk) -> int:
-    """How many of the chunk's rows predict a prompt token whose log-probability is asked for."""
-    if chunk.seq.params.prompt_logprobs is None:
-        return 0
-    return max(0, min(chunk.length, chunk.seq.num_prompt_tokens - 1 - chunk.start))
-
-
-def _new_blocks(chunks: list[Chunk], admitted: list[Sequence]) -> np.ndarray:
-    """What changes in the block tables: [3, N] of slot, index, block. A fresh slot gets its whole table."""
-    entries = [(seq.slot, index, block) for seq in admitted for index, block in enumerate(seq.block_table)]
-    fresh = {id(seq) for seq in admitted}
-    for chunk in chunks:
-        if chunk.new_blocks and id(chunk.seq) not in fresh:
-            first = len(chunk.seq.block_table) - len(chunk.new_blocks)
-            entries += [(chunk.seq.slot, first + i, block) for i, block in enumerate(chunk.new_blocks)]
-    return np.array(entries, np.int32).reshape(-1, 3).T
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
@@ -51,7 +50,7 @@ def test_each_key_is_recorded_once_and_with_nothing_but_padding() -> None:
     graphs = Unrecorded(CPU)
     for key, *numbers in (("a", 1, 2), ("a", 3, 4), ("b", 5)):
         given = np.array(numbers, np.int32)
-        tokens = graphs.run(key, compute, given, partial(np.zeros_like, given))
+        tokens = graphs.run(key, compute, given, np.zeros_like(given))
         assert tokens.tolist() == [10 * number for number in numbers]
     assert seen == [[0, 0], [1, 2], [3, 4], [0], [5]]
     assert set(graphs.recordings) == {"a", "b"}
