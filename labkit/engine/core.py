@@ -87,7 +87,7 @@ class EngineCore:
         self._requests: dict[str, list[Sequence]] = {}  # those with an unfinished answer
         self._ended: list[Delta] = []  # ended between two steps: reported with the next
         self._in_flight: collections.deque[tuple[Step, Launched]] = collections.deque()
-        self._steps_behind = 1 if device.type == "cuda" else 0  # how many may be in flight when a step is reported
+        self.steps_behind = 1 if device.type == "cuda" else 0  # how many may be in flight when a step is reported
         self._last_booked = 0.0
         self._num_requests = 0
         self._steps = 0
@@ -169,7 +169,7 @@ class EngineCore:
                 self._end(seq, "abort", error="the scheduler cannot place this request")
         deltas: list[Delta] = []
         num_tokens = 0
-        if len(self._in_flight) > (self._steps_behind if step is not None else 0):
+        if len(self._in_flight) > (self.steps_behind if step is not None else 0):
             num_tokens = self._in_flight[0][0].num_tokens
             deltas = self._book_next()
         self._settle()

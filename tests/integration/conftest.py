@@ -69,11 +69,15 @@ def oracle(checkpoint):
 
 
 @contextmanager
-def engine(folder: Path, **fields: Any) -> Iterator[LLM]:
-    """An LLM on the CPU in float32 with room for 2048 tokens; at its end no block may be in use."""
+def engine(folder: Path, behind: int = 0, **fields: Any) -> Iterator[LLM]:
+    """An LLM on the CPU in float32 with room for 2048 tokens; at its end no block may be in use.
+
+    With `behind` its host reads results as late as on a GPU.
+    """
     block_size = fields.get("block_size", 16)
     fields = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 2048 // block_size, **fields}
     with LLM(str(folder), quiet=True, **fields) as llm:
+        llm.engine.steps_behind = behind
         yield llm
         assert_idle(llm)
 

@@ -45,6 +45,7 @@ SHAPES = st.fixed_dictionaries(
         "admission": st.sampled_from(["optimistic", "reserve"]),
         "enable_prefix_caching": st.booleans(),
         "enable_chunked_prefill": st.booleans(),
+        "behind": st.sampled_from([0, 1, 1]),
     }
 )
 

@@ -214,9 +214,10 @@ def test_a_stream_left_in_any_way_frees_its_blocks(llm):
         llm.stream([], long)  # at once, not at the first next()
 
 
-def test_stop_string_ends_the_engines_request_too(tmp_path):
+@pytest.mark.parametrize("behind", [0, 1])
+def test_stop_string_ends_the_engines_request_too(tmp_path, behind):
     folder, ids = checkpoints.write_scripted_model(tmp_path, ["The", " quick", " br", "own", " fox", " jumps"])
-    with engine(folder) as llm:
+    with engine(folder, behind) as llm:
         [out] = run(llm, [[10]], SamplingParams(temperature=0, max_tokens=50, stop="own fox"))
         answer = out.outputs[0]
         assert (answer.text, answer.stop_reason, answer.token_ids) == ("The quick br", "own fox", ids[:5])
@@ -236,8 +237,9 @@ def fail_once(monkeypatch, llm, error):
     monkeypatch.setattr(llm.engine.runner, "launch", broken)
 
 
-def test_a_failed_step_fails_its_requests_only(checkpoint, monkeypatch):
-    with engine(checkpoint("llama"), max_num_seqs=2) as llm:
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_failed_step_fails_its_requests_only(checkpoint, monkeypatch, behind):
+    with engine(checkpoint("llama"), behind, max_num_seqs=2) as llm:
         want = tokens(run(llm, [[5, 6, 7]], GREEDY))
         survivor = llm.stream([9, 9, 9], GREEDY)  # not started: in none of the failing steps
         fail_once(monkeypatch, llm, RuntimeError("the device is on fire"))
