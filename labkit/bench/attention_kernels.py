@@ -17,8 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from labkit.bench.kernels import CACHE_BYTES, KernelRow, in_turn, median_us
-from labkit.kernels import attention, cuda, decode_attention, prefill_attention, qkv_rope
-from labkit.kernels.attention import AttentionBatch
+from labkit.kernels import cuda, decode_attention, prefill_attention, qkv_rope
+from labkit.kernels.attention_batch import AttentionBatch
 from labkit.kernels.tiles import CUDA_TILE, prefill_tile
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 16
@@ -59,10 +59,10 @@ def decode_row(device: torch.device, copied: float, sequences: int, context: int
     inputs: list[tuple[Tensor, ...]] = [(_normal(device, sequences, HEADS, HEAD_DIM), table) for table in tables]
 
     def ours(q: Tensor, table: Tensor) -> Tensor:
-        return decode_attention.decode_attention(q, k, v, table, lens, context)
+        return decode_attention.decode_attention_triton(q, k, v, table, lens, context)
 
     def reference(q: Tensor, table: Tensor) -> Tensor:
-        return attention.decode_attention(q, k, v, AttentionBatch(lens, table, lens, context))
+        return decode_attention.decode_attention(q, k, v, AttentionBatch(lens, table, lens, context))
 
     size += 2 * inputs[0][0].nbytes + tables[0].nbytes
     us, reference_us = in_turn(ours, inputs), in_turn(reference, inputs[:4])
@@ -79,7 +79,9 @@ def prefill_rows(
     q = _normal(device, rows, HEADS, HEAD_DIM)
     tables = torch.randperm(sequences * width, device=device).int().view(sequences, width)
     lengths = torch.full((sequences,), length, dtype=torch.int32, device=device)
-    kernels = {"prefill attention": (prefill_tile(DTYPE, HEAD_DIM, group, device), prefill_attention.prefill_attention)}
+    kernels = {
+        "prefill attention": (prefill_tile(DTYPE, HEAD_DIM, group, device), prefill_attention.prefill_attention_triton)
+    }
     if in_cuda:
         kernels["prefill attention, CUDA C++"] = (CUDA_TILE, cuda.flash_attention)
     dense = (q.view(sequences, length, HEADS, HEAD_DIM), *(_dense(x, tables, group) for x in (k, v)))

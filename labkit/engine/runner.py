@@ -29,7 +29,7 @@ from labkit.engine.launched import Launched, Logprobs, host_buffer
 from labkit.engine.request import Chunk, Step
 from labkit.engine.sampler import FILTERED, LOGPROBS, DrawPlan, Sampler
 from labkit.engine.upload import Upload, decode_rows, mixed_numbers, new_blocks, num_targets, upload_parts
-from labkit.kernels.attention import AttentionBatch, PromptChunk
+from labkit.kernels.attention_batch import AttentionBatch, PromptChunk
 from labkit.kernels.expand import SLOT, START, expand, expand_decodes
 from labkit.kernels.prefill_attention import Prompts, make_prompts
 from labkit.models.decoder import Decoder, DecoderBatch

@@ -132,7 +132,7 @@ def flash_attention(
     window: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """What `prefill_attention.prefill_attention` computes, for 16-bit numbers and heads of 64 or 128.
+    """What `prefill_attention.prefill_attention_triton` computes, for 16-bit numbers and heads of 64 or 128.
 
     Args:
         q: [T, H, D], the rows that prompts.first_rows counts; a head's numbers side by side, else strided

@@ -1,11 +1,12 @@
-"""Attention of one new token a sequence, in Triton: keys and values are read where they lie, in blocks.
+"""Attention of one new token a sequence.
 
-What it computes, for every sequence s, is `attention.decode_attention`, which gathers blocks and calls PyTorch:
+For every sequence s,
 
     keys, values = the first context_lens[s] tokens (the last `window` of them) of the blocks in block_tables[s]
     out[s]       = softmax(q[s] keysᵀ / √D) values
 
-The time goes into reading keys and values once, so everything here is about keeping enough reads in flight:
+The definition gathers the blocks and calls PyTorch; C++ (csrc/decode_attention.cpp) and Triton read them where they
+lie. The time goes into reading keys and values once, so the Triton kernel is about keeping enough reads in flight:
 
 - A program takes one sequence, one key/value head and all G query heads that share it, packed as rows of one tile. So
   keys and values are read once, not G times, and a tl.dot has 16 rows, of which G are in use.
@@ -32,17 +33,61 @@ import functools
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
+from labkit.kernels import backend, native
+from labkit.kernels.attention_batch import AttentionBatch, additive_mask, gather_blocks
 from labkit.kernels.jit import jit, tl
 from labkit.kernels.launch import dependent
 from labkit.kernels.tiles import LOG2_E, DecodeTile, decode_tile, power_of_two
 
+DECODES = -1  # in place of a chunk's first row, for the mask of all decodes
 PROGRAMS = 512  # that fill a GPU of 132 multiprocessors
 MAX_SPLITS = 64
 MERGE = 4096  # numbers of partial results that are merged at once
 
 
 def decode_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, window: int | None = None
+) -> Tensor:
+    """One token for each sequence against everything in its blocks; q and the result are [S, H, D]."""
+    if backend.on_cpp(q, k_cache):
+        return native.decode_attention(q, k_cache, v_cache, batch.block_tables, batch.context_lens, window)
+    sequences, heads, head_dim = q.shape
+    kv_heads = k_cache.shape[2]
+    padded = batch.block_tables.shape[1] * k_cache.shape[1]
+    context = batch.max_context
+    blocks = batch.block_tables.flatten()
+    keys, values = (
+        gather_blocks(cache, blocks).view(sequences, padded, kv_heads, head_dim)[:, :context]
+        for cache in (k_cache, v_cache)
+    )
+    out = scaled_dot_product_attention(
+        q.view(sequences, kv_heads, heads // kv_heads, head_dim),  # [S, K, G, D]
+        keys.transpose(1, 2),  # [S, K, context, D]
+        values.transpose(1, 2),
+        attn_mask=_decode_mask(batch, window, q),
+    )
+    return out.reshape(sequences, heads, head_dim)
+
+
+def _decode_mask(batch: AttentionBatch, window: int | None, q: Tensor) -> Tensor | None:
+    """[S, 1, 1, context]: 0 where a sequence may look, -inf behind its end and before its window."""
+    limited = window if window is not None and window < batch.max_context else None
+    if q.shape[0] == 1 and limited is None:
+        return None  # nobody is padded
+    key = (DECODES, limited)
+    if key not in batch.masks:
+        position = torch.arange(batch.max_context, device=q.device)
+        length = batch.context_lens.unsqueeze(1)  # [S, 1]
+        seen = position < length
+        if limited is not None:
+            seen &= position >= length - limited
+        batch.masks[key] = additive_mask(seen, q.dtype)[:, None, None, :]
+    return batch.masks[key]
+
+
+def decode_attention_triton(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -55,7 +100,7 @@ def decode_attention(
     tile: DecodeTile | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """One token for each sequence against everything in its blocks.
+    """`decode_attention` for a GPU.
 
     Args:
         q: [S, H, D]; a head's numbers side by side, anything else may be strided

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from labkit.config import ModelConfig
-from labkit.kernels import activation, attention, backend, linear, paged_attention, qkv_rope, rms_norm, rope, tiles
-from labkit.kernels.attention import AttentionBatch
+from labkit.kernels import activation, attention, backend, linear, qkv_rope, rms_norm, rope, tiles
+from labkit.kernels.attention_batch import AttentionBatch
 from labkit.models.layout import DecoderWeights, LayerWeights
 
 INVARIANT_SPLIT = 512  # tokens of a piece of a context, when the pieces may not depend on how many sequences there are
@@ -162,7 +162,7 @@ class Decoder:
             self.config.rms_norm_eps,
         )
         split_size = INVARIANT_SPLIT if self.batch_invariant else None
-        return paged_attention.paged_attention(q, k_cache, v_cache, batch.attention, window, split_size)
+        return attention.paged_attention(q, k_cache, v_cache, batch.attention, window, split_size)
 
     def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
         """[T, E] -> [T, E]"""

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from labkit.kernels import attention, decode_attention, prefill_attention, qkv_rope
-from labkit.kernels.attention import AttentionBatch, PromptChunk
+from labkit.kernels import decode_attention, prefill_attention, qkv_rope
+from labkit.kernels.attention_batch import AttentionBatch, PromptChunk
 from labkit.kernels.tiles import DecodeTile, power_of_two, prefill_tile
 
 pytestmark = pytest.mark.gpu
@@ -33,7 +33,7 @@ def ints(values: list[int]) -> Tensor:
 
 def want_decodes(q: Tensor, k: Tensor, v: Tensor, tables: Tensor, lens: Tensor, window: int | None) -> Tensor:
     batch = AttentionBatch(torch.empty(0), tables, lens.clamp(min=1), int(lens.max()))
-    out = attention.decode_attention(q.float().contiguous(), k.float(), v.float(), batch, window)
+    out = decode_attention.decode_attention(q.float().contiguous(), k.float(), v.float(), batch, window)
     return out.masked_fill((lens == 0)[:, None, None], 0)
 
 
@@ -47,7 +47,7 @@ def test_decodes(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -
     cases: list[tuple[int | None, dict[str, int]]] = [(None, {"splits": 1}), (None, {}), (20, {"split_size": 256})]
     for window, options in cases:
         want = want_decodes(q, k, v, tables, lens, window)
-        got = decode_attention.decode_attention(q, k, v, tables, lens, 1000, window, **options)  # type: ignore[arg-type]
+        got = decode_attention.decode_attention_triton(q, k, v, tables, lens, 1000, window, **options)  # type: ignore[arg-type]
         torch.testing.assert_close(got.float(), want, atol=DTYPES[dtype], rtol=0)
 
 
@@ -60,7 +60,7 @@ def test_decodes_without_tensor_cores(heads: int, kv_heads: int, head_dim: int) 
     q = torch.randn(len(lens), heads, head_dim, dtype=torch.float16, device=DEVICE)
     tile = DecodeTile(4, 2048 // power_of_two(head_dim), 4, 1, dot=False)
     for splits in (1, 8):
-        got = decode_attention.decode_attention(q, k, v, tables, lens, 1000, tile=tile, splits=splits)
+        got = decode_attention.decode_attention_triton(q, k, v, tables, lens, 1000, tile=tile, splits=splits)
         torch.testing.assert_close(got.float(), want_decodes(q, k, v, tables, lens, None), atol=4e-3, rtol=0)
 
 
@@ -75,7 +75,7 @@ def check_prompts(
     ends = ints(starts) + ints(lengths)
     prompts = prefill_attention.make_prompts(tile, heads // kv_heads, rows, tables, ints(lengths), ends)
     out = torch.full_like(q, 9.0)
-    prefill_attention.prefill_attention(q, k, v, prompts, window, out=out)
+    prefill_attention.prefill_attention_triton(q, k, v, prompts, window, out=out)
     assert (out[-5:] == 9).all()
     row = 0
     for table, start, length in zip(tables, starts, lengths, strict=True):
@@ -85,7 +85,7 @@ def check_prompts(
             batch = AttentionBatch(torch.empty(0), tables[:0], torch.empty(0), 0)  # holds masks, so one for each chunk
             chunk = PromptChunk(0, start, length, torch.arange(len(blocks), device=DEVICE))
             part = (q[row : row + length].float(), k[blocks].float(), v[blocks].float())
-            want = attention.chunk_attention(*part, batch, chunk, window)
+            want = prefill_attention.chunk_attention(*part, batch, chunk, window)
             torch.testing.assert_close(out[row : row + length].float(), want, atol=DTYPES[dtype], rtol=0)
         row += length
 
@@ -133,7 +133,7 @@ def test_a_pool_beyond_two_to_the_31() -> None:
     blocks_in_order = torch.arange(6 * 60, device=DEVICE).view(6, 60)
     there = tables.flatten().long()
     want = want_decodes(q, k[there], v[there], blocks_in_order, lens, None)
-    got = decode_attention.decode_attention(q, k, v, tables, lens, 900)
+    got = decode_attention.decode_attention_triton(q, k, v, tables, lens, 900)
     torch.testing.assert_close(got.float(), want, atol=3e-2, rtol=0)
 
     qkv = torch.randn(4, (heads + 2 * kv_heads) * head_dim, dtype=torch.bfloat16, device=DEVICE)
@@ -150,10 +150,12 @@ def test_splits_of_fixed_size_do_not_depend_on_neighbours() -> None:
     lens = torch.randint(1, 1000, (64,), dtype=torch.int32, device=DEVICE)
     k, v = pool(64 * 63, 8, 128, torch.bfloat16)
     tables, q = scattered(64, 63), torch.randn(64, 16, 128, dtype=torch.bfloat16, device=DEVICE)
-    together = decode_attention.decode_attention(q, k, v, tables, lens, 1000, split_size=256)
+    together = decode_attention.decode_attention_triton(q, k, v, tables, lens, 1000, split_size=256)
     for i in range(0, 64, 7):
         one = slice(i, i + 1)
-        alone = decode_attention.decode_attention(q[one], k, v, tables[one], lens[one], int(lens[i]), split_size=256)
+        alone = decode_attention.decode_attention_triton(
+            q[one], k, v, tables[one], lens[one], int(lens[i]), split_size=256
+        )
         assert torch.equal(alone, together[one])
 
 
@@ -161,10 +163,10 @@ def test_one_graph_serves_every_context() -> None:
     lens = ints([5, 700, 33, 64])
     k, v = pool(4 * 63, 8, 128, torch.bfloat16)
     tables, q = scattered(4, 63), torch.randn(4, 16, 128, dtype=torch.bfloat16, device=DEVICE)
-    decode_attention.decode_attention(q, k, v, tables, lens, 512)  # compiled before the capture
+    decode_attention.decode_attention_triton(q, k, v, tables, lens, 512)  # compiled before the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = decode_attention.decode_attention(q, k, v, tables, lens, 512)
+        out = decode_attention.decode_attention_triton(q, k, v, tables, lens, 512)
     for now in ([5, 700, 33, 64], [1000, 1, 0, 512]):
         lens.copy_(ints(now))
         graph.replay()

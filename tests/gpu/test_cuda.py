@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from labkit.errors import KernelError
-from labkit.kernels import attention, backend, cuda, paged_attention, prefill_attention, rms_norm
-from labkit.kernels.attention import AttentionBatch, PromptChunk
+from labkit.kernels import attention, backend, cuda, prefill_attention, rms_norm
+from labkit.kernels.attention_batch import AttentionBatch, PromptChunk
 from labkit.kernels.tiles import CUDA_TILE, PrefillTile
 from labkit.models.decoder import Decoder, DecoderBatch
 from tests.unit.models.test_decoder import config_of, reference, weights_of
@@ -91,7 +91,7 @@ def check_prompts(
             batch = AttentionBatch(torch.empty(0), tables[:0], torch.empty(0), 0)
             chunk = PromptChunk(0, start, length, torch.arange(len(blocks), device=DEVICE))
             keys, values = (cache[blocks].float().nan_to_num() for cache in (k, v))
-            want = attention.chunk_attention(q[row : row + length].float(), keys, values, batch, chunk, window)
+            want = prefill_attention.chunk_attention(q[row : row + length].float(), keys, values, batch, chunk, window)
             error = (out[row : row + length, :heads].float() - want).norm() / want.norm()
             assert error < NEAR[k.dtype], (start, length, float(error))
         row += length
@@ -162,7 +162,7 @@ def test_a_graph_holds_them() -> None:
         q = rms_norm.rms_norm(x, weight, 1e-6).view(64, 16, 128)
         prompts = prefill_attention.make_prompts(CUDA_TILE, 2, 64, tables, lengths, ends)
         batch = AttentionBatch(torch.empty(0), tables[:0], ends[:0], 0, prompts=prompts)
-        return paged_attention.paged_attention(q, k, v, batch)
+        return attention.paged_attention(q, k, v, batch)
 
     step()  # built and loaded before the capture
     graph = torch.cuda.CUDAGraph()

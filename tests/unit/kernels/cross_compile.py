@@ -114,13 +114,13 @@ def launch_attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: in
     table = torch.zeros(8, head_dim)
     q = qkv_rope.norm_rope_store_triton(qkv, ints, table, pool, pool, ints.long(), norm, norm)
     tables = torch.zeros(2, 4, dtype=torch.int32)
-    decode_attention.decode_attention(q, pool, pool, tables, ints, 64)
-    decode_attention.decode_attention(q, pool, pool, tables, ints, 64, window=20, splits=1)
+    decode_attention.decode_attention_triton(q, pool, pool, tables, ints, 64)
+    decode_attention.decode_attention_triton(q, pool, pool, tables, ints, 64, window=20, splits=1)
     group = heads // kv_heads
     tile = tiles.prefill_tile(dtype, head_dim, group, q.device)
     if tile is not None:
         prompts = prefill_attention.make_prompts(tile, group, 2, tables, ints, ints)
-        prefill_attention.prefill_attention(q, pool, pool, prompts, window=20)
+        prefill_attention.prefill_attention_triton(q, pool, pool, prompts, window=20)
 
 
 def launch_expand() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from labkit.kernels import attention
-from labkit.kernels.attention import AttentionBatch, PromptChunk
+from labkit.kernels import attention, prefill_attention
+from labkit.kernels.attention_batch import AttentionBatch, PromptChunk
 
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor, start: int, window: int | None) -> Tensor:
@@ -93,23 +93,23 @@ def test_decodes_and_chunks_in_one_step(heads: int, kv_heads: int, head_dim: int
 def test_long_prompts_in_pieces(length: int, context: int) -> None:
     """Around the size that is computed at once."""
     q, k, v = torch.randn(length, 4, 16), torch.randn(context, 2, 16), torch.randn(context, 2, 16)
-    mask = attention.causal_mask(length, context, None, torch.float32, q.device)
-    got = attention.causal_attention(q, k, v, mask)
+    mask = prefill_attention.causal_mask(length, context, None, torch.float32, q.device)
+    got = prefill_attention.causal_attention(q, k, v, mask)
     torch.testing.assert_close(got.double(), by_hand(q, k, v, context - length, None), atol=2e-5, rtol=0)
     if length == context:
-        torch.testing.assert_close(attention.causal_attention(q, k, v), got, atol=2e-5, rtol=0)
+        torch.testing.assert_close(prefill_attention.causal_attention(q, k, v), got, atol=2e-5, rtol=0)
 
 
 def test_mask_with_a_window() -> None:
-    mask = attention.causal_mask(3, 5, 2, torch.float32, torch.device("cpu"))
+    mask = prefill_attention.causal_mask(3, 5, 2, torch.float32, torch.device("cpu"))
     assert (mask == 0).int().tolist() == [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bits(dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(200, n, 32).to(dtype) for n in (4, 2, 2))
-    mask = attention.causal_mask(200, 200, None, dtype, q.device)
-    got = attention.causal_attention(q, k, v, mask)
+    mask = prefill_attention.causal_mask(200, 200, None, dtype, q.device)
+    got = prefill_attention.causal_attention(q, k, v, mask)
     assert got.dtype == dtype
     torch.testing.assert_close(got.double(), by_hand(q, k, v, 0, None), atol=3e-2, rtol=0)
 

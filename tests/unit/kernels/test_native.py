@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from labkit.config import RopeConfig
-from labkit.kernels import activation, attention, backend, linear, native, rms_norm, rope
+from labkit.kernels import activation, backend, decode_attention, linear, native, rms_norm, rope
+from labkit.kernels.attention_batch import AttentionBatch
 from labkit.paths import shipped
 
 needs_cpp = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
@@ -141,8 +142,8 @@ def test_decode_attention(heads: int, kv_heads: int, head_dim: int, window: int 
     tables = torch.randperm(40, generator=generator)[: 6 * 4].view(6, 4).int()
     k_cache, v_cache = noise(41, block_size, kv_heads, head_dim), noise(41, block_size, kv_heads, head_dim) + 1
     q = noise(6, heads + 2, head_dim)[:, :heads]  # rows apart, as they are in the output of QKV
-    batch = attention.AttentionBatch(torch.arange(6), tables, torch.tensor(lengths, dtype=torch.int32), 63)
-    want = attention.decode_attention(q, k_cache, v_cache, batch, window)
+    batch = AttentionBatch(torch.arange(6), tables, torch.tensor(lengths, dtype=torch.int32), 63)
+    want = decode_attention.decode_attention(q, k_cache, v_cache, batch, window)
     got = native.decode_attention(q, k_cache, v_cache, tables, batch.context_lens, window)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 

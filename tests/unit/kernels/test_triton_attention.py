@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from labkit.kernels import attention, backend, decode_attention, paged_attention, prefill_attention, qkv_rope
-from labkit.kernels.attention import AttentionBatch, PromptChunk
+from labkit.kernels import attention, backend, decode_attention, prefill_attention, qkv_rope
+from labkit.kernels.attention_batch import AttentionBatch, PromptChunk
 from labkit.kernels.tiles import DecodeTile, PrefillTile, decode_tile_for, prefill_tile_for
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def scattered(sequences: int, width: int) -> Tensor:
 def want_decodes(q: Tensor, k: Tensor, v: Tensor, tables: Tensor, lens: Tensor, window: int | None) -> Tensor:
     """The definition in float32; zeros where there is nothing to see."""
     batch = AttentionBatch(torch.empty(0), tables, lens.clamp(min=1), int(lens.max()))
-    out = attention.decode_attention(q.float().contiguous(), k.float(), v.float(), batch, window)
+    out = decode_attention.decode_attention(q.float().contiguous(), k.float(), v.float(), batch, window)
     return out.masked_fill((lens == 0)[:, None, None], 0)
 
 
@@ -72,7 +72,7 @@ def test_decodes(
     tables = scattered(len(lens), 3)
     q = torch.randn(len(lens), heads * 2, head_dim).to(dtype)[:, :heads]  # not contiguous
     want = want_decodes(q, k, v, tables, lens, window)
-    got = decode_attention.decode_attention(q, k, v, tables, lens, 33, window, tile=tile, **options)  # type: ignore[arg-type]
+    got = decode_attention.decode_attention_triton(q, k, v, tables, lens, 33, window, tile=tile, **options)  # type: ignore[arg-type]
     assert got.dtype == dtype
     torch.testing.assert_close(got.float(), want, atol=TOLERANCE[dtype], rtol=0)
 
@@ -83,7 +83,7 @@ def test_the_bound_on_the_context_may_be_wrong(bound: int, split_size: int | Non
     lens = torch.tensor([3, 41], dtype=torch.int32)
     k, v = pool(12, 1, 16, torch.float32, block_size=8)
     tables, q = scattered(2, 6), torch.randn(2, 2, 16)
-    got = decode_attention.decode_attention(q, k, v, tables, lens, bound, split_size=split_size)
+    got = decode_attention.decode_attention_triton(q, k, v, tables, lens, bound, split_size=split_size)
     torch.testing.assert_close(got, want_decodes(q, k, v, tables, lens, None), atol=1e-5, rtol=0)
 
 
@@ -91,10 +91,12 @@ def test_splits_of_fixed_size_do_not_depend_on_neighbours() -> None:
     lens = torch.tensor([100, 3, 40], dtype=torch.int32)
     k, v = pool(21, 1, 32, torch.float16)
     tables, q = scattered(3, 7), torch.randn(3, 2, 32).half()
-    together = decode_attention.decode_attention(q, k, v, tables, lens, 100, split_size=32)
+    together = decode_attention.decode_attention_triton(q, k, v, tables, lens, 100, split_size=32)
     for i in range(3):
         one = slice(i, i + 1)
-        alone = decode_attention.decode_attention(q[one], k, v, tables[one], lens[one], int(lens[i]), split_size=32)
+        alone = decode_attention.decode_attention_triton(
+            q[one], k, v, tables[one], lens[one], int(lens[i]), split_size=32
+        )
         assert torch.equal(alone, together[one])
 
 
@@ -106,7 +108,7 @@ def test_who_merges_the_splits_leaves_the_counters_at_zero(tile: DecodeTile) -> 
     tables, q = scattered(4, 5), torch.randn(4, 10, 16)
     want = want_decodes(q, k, v, tables, lens, None)
     for _ in range(2):
-        got = decode_attention.decode_attention(q, k, v, tables, lens, 80, tile=tile, splits=4)
+        got = decode_attention.decode_attention_triton(q, k, v, tables, lens, 80, tile=tile, splits=4)
         torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
         assert not any(decode_attention._counters(CPU, size).any() for size in (8, 16))
 
@@ -114,7 +116,7 @@ def test_who_merges_the_splits_leaves_the_counters_at_zero(tile: DecodeTile) -> 
 def test_no_sequences() -> None:
     k, v = pool(2, 2, 16, torch.float32)
     nobody = torch.empty(0, dtype=torch.int32)
-    got = decode_attention.decode_attention(torch.empty(0, 4, 16), k, v, nobody.view(0, 1), nobody, 0)
+    got = decode_attention.decode_attention_triton(torch.empty(0, 4, 16), k, v, nobody.view(0, 1), nobody, 0)
     assert got.shape == (0, 4, 16)
 
 
@@ -146,13 +148,13 @@ def test_prompts(shape: tuple[int, int, int], window: int | None, tile: PrefillT
     q = torch.randn(rows, heads * 2, head_dim).to(dtype)[:, :heads]
     prompts = prefill_attention.make_prompts(tile, heads // kv_heads, rows, tables, lengths, starts + lengths)
     got = torch.full((rows, heads, head_dim), 9.0, dtype=dtype)
-    prefill_attention.prefill_attention(q, k, v, prompts, window, out=got)
+    prefill_attention.prefill_attention_triton(q, k, v, prompts, window, out=got)
     assert (got[-7:] == 9).all()
     for i, (out, queries) in enumerate(zip(got[:-7].split(lengths.tolist()), q[:-7].split(lengths.tolist()))):
         chunk = PromptChunk(0, int(starts[i]), int(lengths[i]), tables[i, : -(-int(starts[i] + lengths[i]) // 16)])
         batch = AttentionBatch(torch.empty(0), tables[:0], torch.empty(0), 0)
         if chunk.length:
-            want = attention.chunk_attention(queries.float(), k.float(), v.float(), batch, chunk, window)
+            want = prefill_attention.chunk_attention(queries.float(), k.float(), v.float(), batch, chunk, window)
             torch.testing.assert_close(out.float(), want, atol=TOLERANCE[dtype], rtol=0, msg=f"chunk {i}")
 
 
@@ -180,8 +182,8 @@ def test_a_mixed_step(how: str) -> None:
     lens = torch.tensor([17, 41], dtype=torch.int32)
     batch = AttentionBatch(torch.empty(0), tables[:2], lens, 41, chunks)
     q = torch.randn(25, 6, 24)
-    want = [attention.decode_attention(q[:2], k, v, batch)]
-    want += [attention.chunk_attention(q[c.row : c.row + c.length], k, v, batch, c) for c in chunks]
+    want = [decode_attention.decode_attention(q[:2], k, v, batch)]
+    want += [prefill_attention.chunk_attention(q[c.row : c.row + c.length], k, v, batch, c) for c in chunks]
     tile = PrefillTile(16, 16, 4, 1)
     ends = torch.tensor(starts) + torch.tensor(lengths)
     if how == "prompts":
@@ -194,7 +196,7 @@ def test_a_mixed_step(how: str) -> None:
         prompts = prefill_attention.make_prompts(tile, 3, 32, tables, *tensors)
         batch = AttentionBatch(torch.empty(0), tables[:5], lens, 64, prompts=prompts)
         q = torch.cat((q, torch.randn(7, 6, 24)))
-    got = paged_attention.paged_attention(q, k, v, batch)[:25]
+    got = attention.paged_attention(q, k, v, batch)[:25]
     torch.testing.assert_close(got, torch.cat(want), atol=1e-5, rtol=0)
 
 

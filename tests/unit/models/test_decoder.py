@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from labkit.config import ModelConfig, RopeConfig
 from labkit.errors import KernelError
-from labkit.kernels.attention import AttentionBatch, PromptChunk
+from labkit.kernels.attention_batch import AttentionBatch, PromptChunk
 from labkit.models.decoder import Decoder, DecoderBatch
 from labkit.models.layout import DecoderWeights, LayerWeights
 
