@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from labkit.kernels import activation, draw, gumbel, invariant_linear, linear, rms_norm, sampling
+from labkit.kernels import activation, cut, draw, filters, gumbel, invariant_linear, linear, rms_norm, sampling
 from labkit.kernels.jit import interpreted, jit, tl, triton
 
 from .draws import Wishes, changed, defined, parameters
@@ -201,6 +201,49 @@ def test_listed_tokens_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(draw, "GROUP_TILE", 32)
     table, slots = parameters([Wishes(top_k=40, top_p=0.95, seed=2)]), torch.zeros(1, dtype=torch.int32)
     logits = logits_of(1, 2001, "normal")
+    tokens, _ = draw.draw(logits, table, slots, slots)
+    assert tokens.tolist() == defined(logits, table, slots, slots).tolist()
+
+
+@pytest.mark.parametrize(
+    ("spread", "asked", "most"),
+    [
+        (3.0, dict(temperature=0.6, top_p=0.9), 2),  # what is kept fits the list, most of it its group's largest
+        (3.0, dict(temperature=0.6, top_p=0.97), 2),  # the largest of all groups together are too light
+        (1.0, dict(top_p=0.9), 10),  # two thirds of the row are kept
+        (0.02, dict(top_p=0.5), 12),
+        (0.0, dict(top_p=0.5), 20),
+        (1.0, dict(top_k=5000, top_p=0.9), 13),
+        (1.0, dict(min_p=0.01, top_p=0.9), 10),
+    ],
+)
+def test_flat_rows_are_read_a_few_times(
+    spread: float, asked: dict[str, float], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits of 16 bits, many of them equal."""
+    vocab, begins = 20_000, []
+
+    def counted(row, begin, GROUP, TILE):  # type: ignore[no-untyped-def]
+        begins.append(begin)
+        return candidates(row, begin, GROUP, TILE)
+
+    candidates = cut.candidates
+    for module in (cut, filters):
+        monkeypatch.setattr(module, "candidates", counted)
+    table, slots = parameters([Wishes(seed=3, **asked)]), torch.zeros(1, dtype=torch.int32)  # type: ignore[arg-type]
+    torch.manual_seed(8)
+    logits = (spread * torch.randn(1, vocab)).bfloat16().float()
+    tokens, _ = draw.draw(logits, table, slots, slots)
+    assert tokens.tolist() == defined(logits, table, slots, slots).tolist()
+    assert len(begins) <= most * math.ceil(vocab / draw.GROUP_TILE)
+
+
+def test_more_tokens_are_kept_than_the_list_has_room_for() -> None:
+    """A gap in the values, where one pivot of the whole row leaves just the k best."""
+    rows = [Wishes(top_k=5000, seed=1), Wishes(top_k=5000, top_p=0.9, seed=2)]
+    table, slots = parameters(rows), torch.arange(2, dtype=torch.int32)
+    logits = torch.rand(2, 20_000)
+    logits[:, torch.randperm(20_000)[:5000]] += 9
     tokens, _ = draw.draw(logits, table, slots, slots)
     assert tokens.tolist() == defined(logits, table, slots, slots).tolist()
 
