@@ -93,14 +93,11 @@ def expand_decodes(rows: Tensor, block_tables: Tensor, last_tokens: Tensor, bloc
     """
     if backend.on_triton():
         return _expand_decodes_triton(rows, block_tables, last_tokens, block_size, width)
-    slots, starts = rows[SLOT], rows[START]
-    block_tables.index_put_((rows[TABLE_SLOT].long(), rows[TABLE_COLUMN].long()), rows[BLOCK])
-    return Decodes(
-        last_tokens.index_select(0, slots),
-        places(block_tables, slots, starts, block_size),
-        starts + 1,
-        block_tables[:, :width].index_select(0, slots),
-    )
+    slots, starts, table_slots, columns, blocks = rows.unbind(0)
+    block_tables.index_put_((table_slots, columns), blocks)
+    tables = block_tables[:, :width].index_select(0, slots)
+    own = tables.gather(1, (starts // block_size).long().unsqueeze(1)).squeeze(1).long()
+    return Decodes(last_tokens.index_select(0, slots), own * block_size + starts % block_size, starts + 1, tables)
 
 
 def _expand_decodes_triton(
