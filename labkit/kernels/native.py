@@ -13,7 +13,15 @@ from torch import Tensor
 
 from labkit.kernels import build
 
-SOURCES = ("linear.cpp", "rms_norm.cpp", "activation.cpp", "rope.cpp", "decode_attention.cpp")
+SOURCES = (
+    "linear.cpp",
+    "rms_norm.cpp",
+    "activation.cpp",
+    "rope.cpp",
+    "decode_attention.cpp",
+    "expand.cpp",
+    "sampling.cpp",
+)
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-std=c++17")
 POINTER, SIZE, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 FUNCTIONS = {
@@ -23,6 +31,8 @@ FUNCTIONS = {
     "labkit_silu_mul": (POINTER, POINTER, SIZE, POINTER, SIZE, SIZE),
     "labkit_rope": (POINTER, SIZE, POINTER, POINTER, POINTER, SIZE, SIZE, SIZE),
     "labkit_decode_attention": (POINTER, SIZE, *[POINTER] * 5, *[SIZE] * 7, FLOAT),
+    "labkit_expand_decodes": (POINTER, SIZE, POINTER, SIZE, POINTER, SIZE, SIZE, *[POINTER] * 4),
+    "labkit_argmax": (POINTER, SIZE, POINTER, SIZE, SIZE),
 }
 
 
@@ -134,4 +144,25 @@ def decode_attention(
     pointers = [t.data_ptr() for t in (k_cache, v_cache, block_tables, context_lens, out)]
     sizes = (sequences, heads, kv_heads, head_dim, block_size, block_tables.shape[1], window or 0)
     _call("labkit_decode_attention", q.data_ptr(), q.stride(0), *pointers, *sizes, head_dim**-0.5)
+    return out
+
+
+def expand_decodes(
+    rows: Tensor, block_tables: Tensor, last_tokens: Tensor, block_size: int, width: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """[5, S], [slots, W] (new blocks are entered), [slots], all int32 -> [S] int32, [S], [S] int32, [S, width]"""
+    rows = rows.contiguous()
+    count = rows.shape[1]
+    token_ids, context_lens = torch.empty(2, count, dtype=torch.int32)
+    places, tables = torch.empty(count, dtype=torch.int64), torch.empty(count, width, dtype=torch.int32)
+    given = (rows.data_ptr(), count, block_tables.data_ptr(), block_tables.stride(0), last_tokens.data_ptr())
+    out = [t.data_ptr() for t in (token_ids, places, context_lens, tables)]
+    _call("labkit_expand_decodes", *given, block_size, width, *out)
+    return token_ids, places, context_lens, tables
+
+
+def argmax(x: Tensor) -> Tensor:
+    """[T, V], rows may lie apart -> [T] int64: the largest of each row, the lowest index on a tie."""
+    out = torch.empty(x.shape[0], dtype=torch.int64)
+    _call("labkit_argmax", x.data_ptr(), x.stride(0), out.data_ptr(), *x.shape)
     return out

@@ -19,6 +19,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from labkit.kernels import backend, native
+
 GOLDEN = 0x9E3779B9 - 2**32  # 2³² / golden ratio as an int32: neighbouring ids land far apart
 CANDIDATES = 1024  # how many of the best tokens top_k and top_p look at before they sort the whole vocabulary
 CPU_PIECE = 65536  # numbers of noise that are made at once
@@ -86,6 +88,8 @@ def _draw(values: Tensor, ids: Tensor, deterministic: Tensor, keys: Tensor) -> T
 
 def greedy(logits: Tensor) -> Tensor:
     """The largest logit of each row [S, V], the lowest id on a tie -> [S] int64."""
+    if backend.on_cpp(logits) and logits.stride(1) == 1:
+        return native.argmax(logits)
     if logits.device.type == "cpu":  # NumPy's is vectorised, PyTorch's is not: 0.05 ms for [8, 49152] instead of 0.6
         return torch.from_numpy(logits.numpy().argmax(-1))
     return logits.argmax(-1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from labkit.kernels import backend, expand
+from labkit.kernels import backend, expand, native
 from labkit.kernels.jit import interpreted, triton
 
 BLOCK_SIZE = 4
@@ -47,11 +47,13 @@ def test_a_step_with_prompts(padding: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
 @pytest.mark.parametrize("width", [5, 1300])
-@pytest.mark.parametrize("name", ["torch", "triton"])
+@pytest.mark.parametrize("name", ["torch", "cpp", "triton"])
 def test_a_step_of_decodes(name: str, width: int) -> None:
     """Two old blocks, two new ones, and padding twice."""
     if name == "triton" and (triton is None or not interpreted()):
         pytest.skip("needs Triton's interpreter")
+    if name == "cpp" and native.missing() is not None:
+        pytest.skip(f"no C++ operations: {native.missing()}")
     block_tables, last_tokens = tables(6, width), torch.arange(90, 96, dtype=torch.int32)
     before = block_tables.clone()
     last = 4 * width - 1
@@ -64,6 +66,7 @@ def test_a_step_of_decodes(name: str, width: int) -> None:
     before[0, 4], before[2, -1], before[5, 0] = 801, 802, 777
     assert torch.equal(block_tables, before)
     assert got.token_ids.tolist() == [93, 90, 92, 91, 95, 95]
+    assert got.token_ids.dtype == got.context_lens.dtype == torch.int32 and got.places.dtype == torch.int64
     assert got.context_lens.tolist() == [7, 17, last + 1, 1, 1, 1]
     for index, (slot, start, *_) in enumerate(rows):
         used = start // BLOCK_SIZE + 1

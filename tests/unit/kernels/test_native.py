@@ -159,3 +159,16 @@ def test_operations_go_to_cpp_only_when_it_is_current(monkeypatch: pytest.Monkey
     linear.linear(noise(40, 8), noise(4, 8))  # too many rows
     linear.linear(noise(3, 8).double(), noise(4, 8).double())
     assert calls == ["linear"]
+
+
+@needs_cpp
+@pytest.mark.parametrize("rows", [0, 1, 3, 40])
+@pytest.mark.parametrize("width", [1, 17, 1000])
+def test_argmax(rows: int, width: int) -> None:
+    x = noise(rows, width + 3)[:, 1 : width + 1]
+    if rows and width > 10:
+        x[0, 3:9] = x.max() + 1  # a tie goes to the lowest
+    if rows > 2:
+        x[1] = -torch.inf
+        x[2, : width // 2] = -torch.inf
+    assert torch.equal(native.argmax(x), torch.from_numpy(x.numpy().argmax(-1)))
