@@ -97,6 +97,10 @@ class EngineCore:
         self._runner_seconds = 0.0
         self._closed = False
         self._kv_bytes = self.runner.kv_bytes
+        if device.type == "cuda":
+            # What was made so far stays, and to look through it again would take Python longer than a step takes.
+            gc.collect()
+            gc.freeze()
 
     # ----------------------------------------------------------------------------------------- requests
 
@@ -317,7 +321,7 @@ class EngineCore:
             self.trace.close()
             self._in_flight.clear()
             del self.runner
-            gc.unfreeze()
             if self.config.device.startswith("cuda"):
+                gc.unfreeze()
                 gc.collect()
                 torch.cuda.empty_cache()  # PyTorch would keep it for itself, and the next engine find no room
