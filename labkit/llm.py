@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,7 +63,7 @@ class LLM:
         self._mailboxes: dict[str, RequestOutput | str | None] = {}  # newest output of each open request, or its error
         self._lock = threading.Lock()
         self._abandoned: list[str] = []  # requests whose reader went away while a step ran
-        self._count = 0
+        self._numbers = itertools.count()  # of requests; next() gives no two threads the same
         self._closed = False
 
     # ----------------------------------------------------------------------------------------- use
@@ -144,8 +145,7 @@ class LLM:
         for prompt, one in zip(prompt_list, params_list, strict=True):
             text, ids = self._token_ids(prompt)
             self.engine.limits.check(ids, one)
-            out.append((EngineRequest(f"r{self._count}", ids, one), text))
-            self._count += 1
+            out.append((EngineRequest(f"r{next(self._numbers)}", ids, one), text))
         return out
 
     @staticmethod

@@ -51,7 +51,10 @@ def request_seed(engine_seed: int, number: int) -> int:
 
 
 def _without_prompt_logprobs(params: SamplingParams) -> SamplingParams:
-    """Further choices of a request share its prompt: one of them is enough to score it."""
-    if params.prompt_logprobs is None:
+    """Further choices of a request share its prompt: one of them is enough to score it.
+
+    Unless scoring is all that is asked for (max_tokens 0): then each is a request to score, and gives no token.
+    """
+    if params.prompt_logprobs is None or params.max_tokens == 0:
         return params
-    return dataclasses.replace(params, prompt_logprobs=None, max_tokens=params.max_tokens or 1)
+    return dataclasses.replace(params, prompt_logprobs=None)

@@ -400,3 +400,13 @@ def test_chat_takes_one_talk_or_several(llm):
     two = llm.chat([talk, talk], GREEDY, use_tqdm=False)
     assert [out.outputs[0].token_ids for out in two] == [one.outputs[0].token_ids] * 2
     assert one.prompt_token_ids == llm.tokenizer.apply_chat_template(talk)
+
+
+def test_several_choices_of_a_scored_prompt(llm):
+    scoring = SamplingParams(n=3, max_tokens=0, prompt_logprobs=1)
+    [out] = run(llm, [[5, 6, 7]], scoring)
+    assert [(c.token_ids, c.finish_reason) for c in out.outputs] == [([], "length")] * 3
+    assert out.prompt_logprobs is not None and len(out.prompt_logprobs) == 3
+    [out] = run(llm, [[5, 6]], SamplingParams(n=2, max_tokens=None, min_tokens=5, prompt_logprobs=1))
+    assert all(len(c.token_ids) >= 5 for c in out.outputs) and len(out.prompt_logprobs or ()) == 2
+    assert_idle(llm)
