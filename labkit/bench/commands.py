@@ -32,6 +32,12 @@ def offline(
     peer: Annotated[
         list[str] | None, typer.Option(help="Runs in turn with us: transformers, llama.cpp or vllm; may be repeated.")
     ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Our engine with one option changed runs in turn with us: batch_invariant=true; may be repeated."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The JSON to write; the CSV goes beside it.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each engine on each workload.")] = 4,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads, for every engine.")] = None,
@@ -62,7 +68,7 @@ def offline(
         raise typer.BadParameter(f"there is no peer {strangers[0]!r}; known ones: {', '.join(PEERS)}")
     if out is not None and out.suffix != ".json":
         raise typer.BadParameter(f"--out is {str(out)!r}; it must end in .json, the CSV goes beside it")
-    share = SHARE_BESIDE_PEERS if peer else SHARE_ALONE
+    share = SHARE_BESIDE_PEERS if peer or variant else SHARE_ALONE
     engine = _engine_config(
         device=device,
         dtype=dtype,
@@ -83,7 +89,8 @@ def offline(
     if threads is not None:
         torch.set_num_threads(threads)
     command = ("labkit", *sys.argv[1:])
-    settings = Settings(model, tuple(workload or ()), tuple(peer or ()), repeats, engine, trace, command)
+    variants = {text: _one_option(text, engine) for text in variant or ()}
+    settings = Settings(model, tuple(workload or ()), tuple(peer or ()), repeats, engine, variants, trace, command)
     record = measure(settings, lambda line: typer.echo(line, err=True))
     path = out or _free_name(RECORDED, record)
     table = write_record(record, path)
@@ -186,6 +193,24 @@ def _engine_config(**fields: object) -> EngineConfig:
         return EngineConfig(**fields)  # type: ignore[arg-type]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def _one_option(text: str, engine: EngineConfig) -> dict[str, object]:
+    """FIELD=VALUE, the value as JSON or a word: {"FIELD": value}, if the engine takes it."""
+    import msgspec
+
+    name, separator, value = text.partition("=")
+    if not separator or name not in vars(engine):
+        raise typer.BadParameter(f"--variant is {text!r}; it is FIELD=VALUE with one of {', '.join(vars(engine))}")
+    try:
+        options = {name: msgspec.json.decode(value)}
+    except msgspec.DecodeError:
+        options = {name: value}
+    try:
+        engine.replace(**options)
+    except ValueError as error:
+        raise typer.BadParameter(f"--variant {text}: {error}") from error
+    return options
 
 
 def _free_name(folder: Path, record: Record | KernelRecord | ProfileRecord) -> Path:

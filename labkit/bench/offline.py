@@ -44,6 +44,7 @@ class Settings:
         peers: names, of `PEERS`.
         repeats: runs of each engine on each workload, after the warm-up.
         engine: as given; the KV pool and the model's length are cut to what the workloads need unless given.
+        variants: what it is called -> options; for each of them our engine once more, otherwise as in `engine`.
     """
 
     model: str
@@ -51,6 +52,7 @@ class Settings:
     peers: tuple[str, ...] = ()
     repeats: int = 4
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(enable_prefix_caching=False))
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
     trace: Path | None = None
     command: tuple[str, ...] = ()
 
@@ -81,9 +83,14 @@ def measure(settings: Settings, say: Callable[[str], None]) -> Record:
         memory = ours.memory()
         eight = next((w for w in workloads if len(w.prompts) == STEP_COST_STREAMS and w.counts == "output"), None)
         step_cost = ours.step_cost(eight) if eight and device.type == "cpu" else None
+        for variant, options in settings.variants.items():
+            say(f"loading {name} into labkit, {variant}")
+            engines.append(Labkit(settings.model, config.replace(**options), None, variant))
+            peers[variant] = f"labkit with {variant}, otherwise the same"
         if settings.peers:
-            found, peers = _open_peers(settings, ours, device, workloads, say)
+            found, told = _open_peers(settings, ours, device, workloads, say)
             engines += found
+            peers |= told
         records, rows = _run_all(engines, workloads, settings.repeats, peers, WARM_UP[device.type], say)
     finally:
         for engine in engines:

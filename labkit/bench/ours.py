@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import torch
 
-from labkit.bench.record import Memory, StepCost
+from labkit.bench.record import OURS, Memory, StepCost
 from labkit.bench.workloads import Answer, Workload
 from labkit.config import EngineConfig, SamplingParams
 from labkit.engine.trace import Trace
@@ -25,9 +25,8 @@ STEP_COST_WARM_UP = 8  # tokens out
 class Labkit:
     """`LLM`, used as anybody would: all prompts in one call, in this thread."""
 
-    name = "labkit"
-
-    def __init__(self, model: str, config: EngineConfig, trace: Trace | None):
+    def __init__(self, model: str, config: EngineConfig, trace: Trace | None, name: str = OURS):
+        self.name = name
         before = resident_bytes()
         self.llm = LLM(model, trace=trace, quiet=True, **vars(config))
         after, peak = resident_bytes(), peak_resident_bytes()

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from labkit.config import ModelConfig
-from labkit.kernels import activation, attention, backend, linear, qkv_rope, rms_norm, rope, tiles
+from labkit.kernels import attention, backend, linear, norm_linear, qkv_rope, rms_norm, rope, tiles
 from labkit.kernels.attention_batch import AttentionBatch
 from labkit.models.layout import DecoderWeights, LayerWeights
 
@@ -98,28 +98,28 @@ class Decoder:
         self.select_backend()
         eps = self.config.rms_norm_eps
         residual = functional.embedding(batch.token_ids, self.weights.embedding)
-        x = rms_norm.rms_norm(residual, self.weights.layers[0].input_norm, eps)
+        x: Tensor | None = None  # what the last block put out, not yet in the residual stream
         for index, layer in enumerate(self.weights.layers):
-            x = self._attention(x, layer, index, batch, kv_cache[index])
-            x, residual = rms_norm.add_rms_norm(x, residual, layer.post_attention_norm, eps)
-            x = self._mlp(x, layer)
-            following = self.weights.layers[index + 1].input_norm if index + 1 < len(kv_cache) else self.weights.norm
-            x, residual = rms_norm.add_rms_norm(x, residual, following, eps)
-        return x
+            qkv, residual = norm_linear.norm_linear(x, residual, layer.input_norm, eps, layer.qkv, layer.qkv_bias)
+            x = linear.linear(self._attention(qkv, layer, index, batch, kv_cache[index]), layer.output)
+            mlp, residual = norm_linear.norm_linear(
+                x, residual, layer.post_attention_norm, eps, layer.gate_up, gated=True
+            )
+            x = linear.linear(mlp, layer.down, any_layout=True)
+        assert x is not None  # a model has layers
+        return rms_norm.add_rms_norm(x, residual, self.weights.norm, eps)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token of the vocabulary: [rows, E] -> [rows, V], of the weights' type."""
         self.select_backend()
         return linear.linear(hidden, self.weights.lm_head)
 
-    def _attention(self, x: Tensor, layer: LayerWeights, index: int, batch: DecoderBatch, kv_cache: Tensor) -> Tensor:
-        """[T, E] -> [T, E]; kv_cache is this layer's [2, N, B, K, D]."""
+    def _attention(self, qkv: Tensor, layer: LayerWeights, index: int, batch: DecoderBatch, kv_cache: Tensor) -> Tensor:
+        """[T, (H + 2K) D] -> [T, H D]; kv_cache is this layer's [2, N, B, K, D]."""
         k_cache, v_cache = kv_cache.unbind(0)
         window = self.config.sliding_windows[index]
-        qkv = linear.linear(x, layer.qkv, layer.qkv_bias)
         attend = self._attend_triton if backend.on_triton() else self._attend
-        out = attend(qkv, layer, batch, k_cache, v_cache, window)
-        return linear.linear(out.flatten(1), layer.output)
+        return attend(qkv, layer, batch, k_cache, v_cache, window).flatten(1)
 
     def _attend(
         self,
@@ -163,8 +163,3 @@ class Decoder:
         )
         split_size = INVARIANT_SPLIT if self.batch_invariant else None
         return attention.paged_attention(q, k_cache, v_cache, batch.attention, window, split_size)
-
-    def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
-        """[T, E] -> [T, E]"""
-        gate_up = linear.linear(x, layer.gate_up, any_layout=True)
-        return linear.linear(activation.silu_mul(gate_up), layer.down, any_layout=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from labkit.kernels import activation, draw, linear, rms_norm
+from labkit.kernels import activation, draw, linear, norm_linear, rms_norm
 from tests.unit.kernels.draws import Wishes, changed, defined, parameters
 
 pytestmark = pytest.mark.gpu
@@ -60,6 +60,24 @@ def test_gemv(outputs: int, width: int, rows: int, bias: bool, dtype: torch.dtyp
         assert (linear.few_rows(x, weight, added).double() - want).norm() <= near
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(("outputs", "width"), [(29, 17), (3072, 1024), (8192, 2048), (1000, 4096)])
+def test_norm_linear(outputs: int, width: int, rows: int, gated: bool, dtype: torch.dtype) -> None:
+    x, residual = strided(rows, width, dtype), strided(rows, width, dtype)
+    norm = torch.randn(width, device="cuda").to(dtype)
+    weight = torch.randn(outputs * (2 if gated else 1), width, device="cuda").div(math.sqrt(width)).to(dtype)
+    bias = None if gated else torch.randn(outputs, device="cuda").to(dtype)
+    for block_output in (x, None):
+        kept = residual.clone()
+        got, stream = norm_linear.norm_linear_triton(block_output, residual, norm, 1e-5, weight, bias, gated)
+        want, want_stream = norm_linear.norm_linear(block_output, kept, norm, 1e-5, weight, bias, gated)
+        assert torch.equal(stream, want_stream)
+        near = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}[dtype] * want.double().norm()
+        assert (got.double() - want.double()).norm() <= near
+
+
 @pytest.mark.parametrize("rows", [1, 8])
 def test_a_chain_that_overlaps_is_the_chain_one_by_one(rows: int) -> None:
     """Kernels that start before the one in front has ended must still read what it wrote; also in a CUDA graph."""
@@ -73,7 +91,10 @@ def test_a_chain_that_overlaps_is_the_chain_one_by_one(rows: int) -> None:
             x = (linear.gemv if rows <= 2 else linear.few_rows)(x, weight)
             if wait:
                 torch.cuda.synchronize()
-            x, residual = rms_norm.add_rms_norm_triton(x, residual, norm, 1e-6)
+            if rows <= 2:
+                x, residual = norm_linear.norm_linear_triton(x, residual, norm, 1e-6, weight)
+            else:
+                x, residual = rms_norm.add_rms_norm_triton(x, residual, norm, 1e-6)
             if wait:
                 torch.cuda.synchronize()
         return x

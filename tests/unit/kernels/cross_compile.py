@@ -28,6 +28,7 @@ from labkit.kernels import (
     invariant_linear,
     launch,
     linear,
+    norm_linear,
     prefill_attention,
     qkv_rope,
     rms_norm,
@@ -97,6 +98,7 @@ def compiling_for(capability: int, where: str) -> Iterator[None]:
             rms_norm,
             activation,
             linear,
+            norm_linear,
             invariant_linear,
             draw,
             expand,
@@ -135,6 +137,8 @@ def launch_pointwise(dtype: torch.dtype) -> None:
     rms_norm.add_rms_norm_triton(x, x, weight, 1e-6)
     activation.silu_mul_triton(x)
     linear.gemv(x, x)
+    norm_linear.norm_linear_triton(x[:2], x[:2], weight, 1e-6, x, weight[:3])
+    norm_linear.norm_linear_triton(None, x[:1, :576], weight[:576], 1e-6, x[:2, :576].contiguous(), gated=True)
     invariant_linear.invariant_linear(x, x, weight[:3])
     invariant_linear.invariant_linear(torch.zeros(100, 80, dtype=dtype), torch.zeros(7, 80, dtype=dtype))
     if tiles.has_room(x.device, linear.FEW_SHARED):

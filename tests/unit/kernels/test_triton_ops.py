@@ -10,7 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from labkit.kernels import activation, cut, draw, filters, gumbel, invariant_linear, linear, rms_norm, sampling
+from labkit.kernels import (
+    activation,
+    cut,
+    draw,
+    filters,
+    gumbel,
+    invariant_linear,
+    linear,
+    norm_linear,
+    rms_norm,
+    sampling,
+)
 from labkit.kernels.jit import interpreted, jit, tl, triton
 
 from .draws import Wishes, changed, defined, parameters
@@ -81,6 +92,23 @@ def test_linear(outputs: int, width: int, rows: int, bias: bool, dtype: torch.dt
     assert got.dtype == dtype
     tolerance = 1e-5 if dtype == torch.float32 else 2e-3
     torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(("outputs", "width"), [(1, 1), (29, 17), (5, 576), (3, 4096)])
+def test_norm_linear(outputs: int, width: int, rows: int, gated: bool, dtype: torch.dtype) -> None:
+    x, residual, norm = strided(rows, width, dtype), strided(rows, width, dtype), torch.randn(width).to(dtype)
+    weight = (torch.randn(outputs * (2 if gated else 1), width) / math.sqrt(width)).to(dtype)
+    bias = None if gated else torch.randn(outputs).to(dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-3
+    for block_output in (x, None):
+        kept = residual.clone()
+        got, stream = norm_linear.norm_linear_triton(block_output, residual, norm, 1e-5, weight, bias, gated)
+        want, want_stream = norm_linear.norm_linear(block_output, kept, norm, 1e-5, weight, bias, gated)
+        assert got.dtype == dtype and torch.equal(stream, want_stream)
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("outputs", "width", "rows"), [(29, 17, 3), (1, 576, 16), (5, 1100, 8)])
