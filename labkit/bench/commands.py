@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Measure the engine, and draw what was measured.", no_args_is_help=True)
 
 RECORDED = Path("data/recorded")
-SHARE_ALONE, SHARE_BESIDE_PEERS = 0.9, 0.4
+SHARE_ALONE, SHARE_TOGETHER = 0.9, 0.8  # of the GPU's memory: for our engine, for it and those beside it
 
 
 @app.command()
@@ -49,7 +49,8 @@ def offline(
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in one step.")] = None,
     num_kv_blocks: Annotated[int | None, typer.Option(help="On a CPU, as few as needed unless given.")] = None,
     gpu_memory_utilization: Annotated[
-        float | None, typer.Option(help="Share of the GPU that each engine gets: 0.9, beside a peer 0.4, unless given.")
+        float | None,
+        typer.Option(help="Share of the GPU that each engine gets: 0.9, beside another one 0.4, unless given."),
     ] = None,
     prefix_caching: Annotated[bool, typer.Option(help="Every repeat sends the same prompts: off is honest.")] = False,
 ) -> None:
@@ -68,7 +69,8 @@ def offline(
         raise typer.BadParameter(f"there is no peer {strangers[0]!r}; known ones: {', '.join(PEERS)}")
     if out is not None and out.suffix != ".json":
         raise typer.BadParameter(f"--out is {str(out)!r}; it must end in .json, the CSV goes beside it")
-    share = SHARE_BESIDE_PEERS if peer or variant else SHARE_ALONE
+    beside = len(variant or ()) + bool(peer)
+    share = SHARE_TOGETHER / (1 + beside) if beside else SHARE_ALONE
     engine = _engine_config(
         device=device,
         dtype=dtype,

@@ -83,9 +83,13 @@ def measure(settings: Settings, say: Callable[[str], None]) -> Record:
         memory = ours.memory()
         eight = next((w for w in workloads if len(w.prompts) == STEP_COST_STREAMS and w.counts == "output"), None)
         step_cost = ours.step_cost(eight) if eight and device.type == "cpu" else None
-        for variant, options in settings.variants.items():
+        for place, (variant, options) in enumerate(settings.variants.items(), 2):
             say(f"loading {name} into labkit, {variant}")
-            engines.append(Labkit(settings.model, config.replace(**options), None, variant))
+            # A share of the GPU is of all that is in use there: the engines before this one count.
+            share = min(place * config.gpu_memory_utilization, 1.0)
+            engines.append(
+                Labkit(settings.model, config.replace(gpu_memory_utilization=share, **options), None, variant)
+            )
             peers[variant] = f"labkit with {variant}, otherwise the same"
         if settings.peers:
             found, told = _open_peers(settings, ours, device, workloads, say)

@@ -42,7 +42,8 @@ from labkit.kernels.launch import dependent
 from labkit.kernels.tiles import LOG2_E, DecodeTile, decode_tile, power_of_two
 
 DECODES = -1  # in place of a chunk's first row, for the mask of all decodes
-PROGRAMS = 512  # that fill a GPU of 132 multiprocessors
+FEW = 256  # sequences × key/value heads that are few programs for a GPU
+PROGRAMS = 1024  # of one warp each, that fill a GPU of 132 multiprocessors
 MAX_SPLITS = 64
 MERGE = 4096  # numbers of partial results that are merged at once
 
@@ -126,7 +127,7 @@ def decode_attention_triton(
         # A power of two: few variants to compile.
         splits = power_of_two(-(-seen // split_size)) if split_size else num_splits(sequences, kv_heads, seen)
     if tile is None:
-        tile = decode_tile(q, heads // kv_heads, few=split_size is None and sequences * kv_heads <= 64)
+        tile = decode_tile(q, heads // kv_heads, few=split_size is None and sequences * kv_heads <= FEW)
     row_blocks = -(-(heads // kv_heads) // tile.rows)
     width = max(16, power_of_two(head_dim))
     # With one split `out` stands in for the three arrays that are not needed.
@@ -157,10 +158,14 @@ def _counters(device: torch.device, size: int) -> Tensor:
 def num_splits(sequences: int, kv_heads: int, context: int) -> int:
     """Into how many parts a context is cut, so that all programs together fill the GPU; a power of two.
 
-    Empty splits end at once, so a bound far above the real context costs little.
+    Empty splits end at once, so a bound far above the real context costs little. Up to 16 of 32 tokens are cheap to
+    merge; more are only made of 64 tokens and longer.
     """
-    to_fill = max(1, PROGRAMS // (sequences * kv_heads))
-    return min(1 << (to_fill.bit_length() - 1), power_of_two(-(-context // 32)), MAX_SPLITS)
+    if sequences * kv_heads > FEW:
+        return 1
+    to_fill = PROGRAMS // (sequences * kv_heads)
+    most = max(16, power_of_two(context // 64))
+    return min(1 << (to_fill.bit_length() - 1), power_of_two(-(-context // 32)), most, MAX_SPLITS)
 
 
 @jit

@@ -22,7 +22,7 @@ from labkit.kernels.launch import dependent
 from labkit.kernels.tiles import power_of_two
 
 WARPS = 2
-WEIGHTS = 64 * 32 * WARPS  # of a program: 64 are on their way in each thread
+WEIGHTS = 128 * 32 * WARPS  # of a program: 128 are on their way in each thread
 
 
 def norm_linear(

@@ -71,6 +71,8 @@ def decode_tile_for(
         rows = min(4, power_of_two(group))
         return DecodeTile(rows, max(4, 8192 // (rows * width)), 4, 1, dot=False)
     rows = max(DOT_ROWS, power_of_two(group))
+    if few and rows == DOT_ROWS and width <= 128 and dtype.itemsize == 2:
+        return DecodeTile(rows, 32, 1, 2)  # a warp needs nobody to wait for, and a few of these hide each other's waits
     tokens = 32 if few else 64
     for stages in (3, 2, 2, 1):
         if stages * tokens * width * dtype.itemsize * 2 <= min(shared, 100_000):

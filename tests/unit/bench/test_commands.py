@@ -22,6 +22,14 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("variant", "told"), [("fast", "FIELD=VALUE"), ("speed=2", "batch_invariant"), ("max_num_seqs=0", "max_num_seqs")]
+)
+def test_a_variant_that_the_engine_does_not_take(variant: str, told: str) -> None:
+    result = runner.invoke(app, ["offline", "--model", "toy", "--variant", variant])
+    assert result.exit_code == 2 and told in result.output
+
+
 def test_plot_draws_a_trace_beside_it(trace: Path) -> None:
     result = runner.invoke(app, ["plot", str(trace)])
     assert result.exit_code == 0, result.output

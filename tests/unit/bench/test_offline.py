@@ -137,8 +137,14 @@ def test_a_clock_around_methods_is_taken_off_again() -> None:
 
 @pytest.mark.skipif(sources._toy("toy") is None, reason="data/toy is not there")
 def test_end_to_end_on_the_toy(tmp_path) -> None:
+    variant = "enable_prefix_caching=true"
     settings = offline.Settings(
-        "toy", ("decode1", "decode8"), repeats=1, trace=tmp_path / "t.jsonl", command=("labkit", "bench", "offline")
+        "toy",
+        ("decode1", "decode8"),
+        repeats=1,
+        variants={variant: {"enable_prefix_caching": True}},
+        trace=tmp_path / "t.jsonl",
+        command=("labkit", "bench", "offline"),
     )
     said: list[str] = []
     record = offline.measure(settings, said.append)
@@ -146,7 +152,13 @@ def test_end_to_end_on_the_toy(tmp_path) -> None:
     assert read_record(tmp_path / "r.json") == record
     assert [(row.workload, row.engine, row.dtype) for row in record.summary] == [
         ("decode1", "labkit", "float32"),
+        ("decode1", variant, "float32"),
         ("decode8", "labkit", "float32"),
+        ("decode8", variant, "float32"),
+    ]
+    assert [row.tokens_as_ours for row in record.summary] == [None, 1.0] * 2
+    assert [row["ratio"] for row in record.comparisons] == [
+        pytest.approx(ours.tok_s / theirs.tok_s, abs=1e-3) for ours, theirs in (record.summary[:2], record.summary[2:])
     ]
     requests = record.workloads[1].runs[0].requests
     assert [r.output_tokens for r in requests] == [128] * 8
@@ -161,4 +173,5 @@ def test_end_to_end_on_the_toy(tmp_path) -> None:
     assert record.engine_options["enable_prefix_caching"] is False
     assert record.engine_options["max_num_batched_tokens"] == 512, "as resolved, not as given"
     assert (tmp_path / "t.jsonl").stat().st_size > 0
-    assert record.peers == {} and said[0] == "loading toy into labkit"
+    assert record.peers == {variant: f"labkit with {variant}, otherwise the same"}
+    assert said[0] == "loading toy into labkit"

@@ -121,7 +121,17 @@ def test_no_sequences() -> None:
 
 
 @pytest.mark.parametrize(
-    "sequences,context,splits", [(1, 400, 16), (8, 400, 8), (64, 400, 1), (256, 800, 1), (1, 1, 1)]
+    "sequences,context,splits",
+    [
+        (1, 400, 16),
+        (1, 641, 16),
+        (1, 4096, 64),
+        (8, 400, 16),
+        (32, 400, 4),
+        (64, 400, 1),
+        (256, 800, 1),
+        (1, 1, 1),
+    ],
 )
 def test_number_of_splits(sequences: int, context: int, splits: int) -> None:
     assert decode_attention.num_splits(sequences, 8, context) == splits
