@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import gc
 import sys
 import time
@@ -25,6 +26,7 @@ from labkit.engine import runner as runners
 from labkit.engine import scheduler as schedulers
 from labkit.engine.launched import Launched
 from labkit.engine.limits import RequestLimits
+from labkit.engine.picture import Picture, take_picture
 from labkit.engine.request import ChunkResult, Delta, EngineRequest, Sequence, Step, StepReport, TokenLogprobs
 from labkit.engine.sequences import make_sequences, request_seed
 from labkit.engine.settings import Settings
@@ -334,6 +336,17 @@ class EngineCore:
             step_seconds=self._step_seconds,
             scheduler_seconds=self._step_seconds - self._runner_seconds,
         )
+
+    def picture(self) -> Picture:
+        """What the dashboard draws; between two steps, in the engine's thread."""
+        return take_picture(self.scheduler, self.trace, list(self.changes))
+
+    @functools.cached_property
+    def gpu_uuid(self) -> str | None:
+        """The card that is used, whatever is hidden and however they are counted; None on a CPU."""
+        if not self.config.device.startswith("cuda"):
+            return None
+        return str(torch.cuda.get_device_properties(self.config.device).uuid)
 
     def close(self) -> None:
         """Give back the memory and close the trace; a second call does nothing."""

@@ -10,14 +10,12 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.cache.blocks import BlockPool
 from labkit.engine.request import Sequence
+from labkit.engine.scheduler import Scheduler
 from labkit.engine.trace import Trace
-
-if TYPE_CHECKING:
-    from labkit.engine.core import EngineCore
 
 MOST_CELLS = 4096
 MOST_NAMES = 250  # they fit into a byte, with 0 for nobody
@@ -54,19 +52,19 @@ class Picture:
     seconds: float = 0.0
 
 
-def take_picture(core: EngineCore) -> Picture:
+def take_picture(scheduler: Scheduler, trace: Trace, changes: list[dict[str, Any]]) -> Picture:
     """Between two steps, in the engine's thread."""
     begin = perf_counter()
-    running, pool = core.scheduler.running, core.scheduler.pool
+    running, pool = scheduler.running, scheduler.pool
     per_cell = -(-pool.num_blocks // MOST_CELLS)
     picture = Picture(
-        t=core.trace.now(),
+        t=trace.now(),
         requests=[(seq.id, seq.num_tokens, seq.num_computed) for seq in running[:MOST_NAMES]],
         blocks_per_cell=per_cell,
         states=cell_states(pool, per_cell),
         owners=cell_owners(running, pool.num_blocks, per_cell),
-        steps=last_steps(core.trace),
-        changes=list(core.changes),
+        steps=last_steps(trace),
+        changes=changes,
     )
     picture.seconds = perf_counter() - begin
     return picture

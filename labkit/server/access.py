@@ -15,12 +15,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from labkit.server.errors import ApiError, internal
+from labkit.server.pages import PAGES
 from labkit.server.security import Keys
 from labkit.server.stream import json_response
 
 log = logging.getLogger("labkit.server")
 
-OPEN_PATHS = ("/health", "/ready", "/version", "/docs", "/openapi.json", "/dashboard")
+OPEN_PATHS = ("/health", "/ready", "/version", "/docs", "/openapi.json", *PAGES)
 KEYED_PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -29,6 +30,7 @@ KEYED_PATHS = (
     "/detokenize",
     "/metrics",
     "/dashboard/events",
+    "/dashboard/settings",
 )
 CLIENT_GONE = 499  # nobody receives it; the log and the metrics have it
 LONGEST_ID = 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import os
 import shutil
@@ -19,6 +20,7 @@ from labkit.config import EngineConfig
 from labkit.engine.metrics import EngineMetrics
 from labkit.engine.outputs import OutputProcessor
 from labkit.engine.request import EngineRequest
+from labkit.engine.settings import Settings
 from labkit.engine.stats import EngineStats
 from labkit.errors import ModelError
 from labkit.models.tokenizer import Tokenizer
@@ -27,9 +29,12 @@ from labkit.server.errors import ApiError, internal
 from labkit.server.messages import (
     Add,
     Cancel,
+    Change,
     Failed,
     FromEngine,
     Launch,
+    Look,
+    Looked,
     Ready,
     Shutdown,
     Steps,
@@ -89,7 +94,8 @@ class EngineClient:
     def __init__(self) -> None:
         self.metrics = EngineMetrics()
         self.stats = EngineStats()
-        self.config = EngineConfig()
+        self.config = EngineConfig()  # as launched
+        self.settings = Settings.of(self.config)  # as they are now
         self.dead: str | None = None  # why the engine is gone
         self._folder = tempfile.mkdtemp(prefix="labkit-")
         self.address = f"ipc://{self._folder}/engine"
@@ -106,6 +112,7 @@ class EngineClient:
         self._requests = 0
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # nobody may be waiting
+        self._questions: collections.deque[asyncio.Future[Looked]] = collections.deque()
         self._tasks = [asyncio.create_task(self._read())]
 
     # ----------------------------------------------------------------------------------- the process
@@ -131,6 +138,7 @@ class EngineClient:
         self._send(Launch(model, config, trace))
         ready = await self._ready
         self.config, self.stats = ready.config, ready.stats
+        self.settings = Settings.of(ready.config)
         return ready
 
     async def close(self) -> None:
@@ -160,6 +168,10 @@ class EngineClient:
         if not self._ready.done():
             self._ready.set_exception(ModelError(reason))
         self.fail_all(internal("the engine has ended; this request is lost"))
+        while self._questions:
+            answer = self._questions.popleft()
+            if not answer.done():
+                answer.set_exception(internal("the engine has ended"))
 
     # ----------------------------------------------------------------------------------- requests
 
@@ -182,7 +194,7 @@ class EngineClient:
     def waiting(self) -> int:
         """Answers that wait for a place: those the engine told of, and those on their way that find no free one."""
         on_their_way = sum(self._adds.values())
-        free = self.config.max_num_seqs - self.stats.running if self.stats.waiting == 0 else 0
+        free = (self.settings.max_num_seqs or 0) - self.stats.running if self.stats.waiting == 0 else 0
         return self.stats.waiting + max(0, on_their_way - max(0, free))
 
     def forget(self, request_ids: Sequence[str]) -> None:
@@ -195,6 +207,32 @@ class EngineClient:
         """End every open request with this error."""
         for generation in list(self._open.values()):
             generation.fail(error)
+
+    # ----------------------------------------------------------------------------------- questions
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine's process."""
+        return None if self._process is None else self._process.pid
+
+    async def look(self) -> Looked:
+        """The engine between two steps. Raises ApiError when it has ended."""
+        return await self._ask(Look())
+
+    async def change(self, settings: Settings) -> Looked:
+        """Other settings, once they hold. Raises RequestError for one that cannot be, ApiError when it has ended."""
+        settings.check(self.config)
+        looked = await self._ask(Change(settings))
+        self.settings = looked.settings
+        return looked
+
+    async def _ask(self, question: Look | Change) -> Looked:
+        if self.dead is not None:
+            raise internal("the engine has ended")
+        answer: asyncio.Future[Looked] = asyncio.get_running_loop().create_future()
+        self._questions.append(answer)
+        self._send(question)
+        return await answer
 
     def _send(self, message: ToEngine) -> None:
         self._sent += 1
@@ -217,6 +255,10 @@ class EngineClient:
                     self._ready.set_exception(ModelError(reason))
             case Steps():
                 self._take_steps(message)
+            case Looked():
+                answer = self._questions.popleft()
+                if not answer.done():  # whoever asked may have gone
+                    answer.set_result(message)
 
     def _take_steps(self, message: Steps) -> None:
         assert self._processor is not None

@@ -1,7 +1,7 @@
 """What the HTTP process and the engine process say to each other, as msgpack over one ZeroMQ socket.
 
-HTTP process ── Launch, Add, Cancel, Stop, Shutdown ─→ engine process
-             ←─ Ready | Failed, then Steps after each step ──
+HTTP process ── Launch, Add, Cancel, Stop, Look, Change, Shutdown ─→ engine process
+             ←─ Ready | Failed, then Steps after each step, Looked for each Look and Change ──
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import msgspec
 
 from labkit.config import EngineConfig
 from labkit.engine.limits import RequestLimits
+from labkit.engine.picture import Picture
 from labkit.engine.request import EngineRequest, StepReport
+from labkit.engine.settings import Settings
 from labkit.engine.stats import EngineStats
 
 
@@ -36,6 +38,16 @@ class Stop(msgspec.Struct, tag=True):
     request_id: str
     index: int
     stop: str
+
+
+class Look(msgspec.Struct, tag=True):
+    """Somebody watches: what is it like between these two steps?"""
+
+
+class Change(msgspec.Struct, tag=True):
+    """Other settings from the next step on; they were checked. The answer is `Looked`."""
+
+    settings: Settings
 
 
 class Shutdown(msgspec.Struct, tag=True):
@@ -64,8 +76,17 @@ class Steps(msgspec.Struct, tag=True):
     received: int
 
 
-ToEngine = Launch | Add | Cancel | Stop | Shutdown
-FromEngine = Ready | Failed | Steps
+class Looked(msgspec.Struct, tag=True):
+    """The answer to one Look or Change, in the order in which they were sent. `gpu_uuid` is None on a CPU."""
+
+    picture: Picture
+    settings: Settings
+    stats: EngineStats
+    gpu_uuid: str | None
+
+
+ToEngine = Launch | Add | Cancel | Stop | Look | Change | Shutdown
+FromEngine = Ready | Failed | Steps | Looked
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

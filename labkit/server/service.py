@@ -23,6 +23,7 @@ from labkit.server.engine import EngineClient, Generation
 from labkit.server.errors import bad_request, from_request_error, model_not_found, overloaded
 from labkit.server.protocol import ChatRequest, CompletionRequest, Message, TokenizeRequest, engine_params
 from labkit.server.security import RateLimiter
+from labkit.server.watch import Watch
 
 Result = TypeVar("Result")
 
@@ -84,6 +85,7 @@ class Service:
         self.in_flight = 0
         self._model = model
         self._loaded: Loaded | None = None
+        self.watch = Watch(self)
 
     # ----------------------------------------------------------------------------------- its life
 
@@ -104,6 +106,13 @@ class Service:
     @property
     def ready(self) -> bool:
         return self.alive and self._loaded is not None and not self.draining
+
+    @property
+    def state(self) -> str:
+        """For the dashboard."""
+        if self._loaded is None:
+            return "loading"
+        return "draining" if self.draining else "running"
 
     @property
     def loaded(self) -> Loaded:

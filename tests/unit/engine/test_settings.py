@@ -81,7 +81,7 @@ def test_the_prefix_cache_off_and_on():
 
 
 def test_a_twin_that_was_filled_while_the_cache_was_off_is_no_parent():
-    """Block 1 is a twin of block 0, is freed, and gets other tokens unseen: what follows them is no child of block 0."""
+    """Block 1 is a twin of block 0, is freed, and gets other tokens unseen: what follows is no child of block 0."""
     world = World(4)
     world.add(make_request(0, P[:6], 1))
     world.add(make_request(1, P[:6], 1))  # in the same step, so with blocks of its own
