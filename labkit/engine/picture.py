@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from labkit.cache.blocks import BlockPool
 from labkit.engine.request import Sequence
 from labkit.engine.scheduler import Scheduler
@@ -25,6 +27,7 @@ MOST_IN_STEP = 32  # names in a step of the timeline
 MOST_EVENTS = 4000  # of the trace that are looked through for steps
 
 FREE, CACHED, IN_USE, SHARED = range(4)
+STATE_OF_USERS = bytes([FREE, IN_USE]).ljust(256, bytes([SHARED]))
 
 
 @dataclass
@@ -71,12 +74,19 @@ def take_picture(scheduler: Scheduler, trace: Trace, changes: list[dict[str, Any
 
 
 def cell_states(pool: BlockPool, per_cell: int) -> bytes:
-    states = bytearray(min(users + 1, SHARED) if users else FREE for users in pool.users())
+    """The engine waits for it, so there is no loop in Python over all blocks: a pool may have a million."""
+    users = pool.users()
+    try:
+        counts = bytes(users)
+    except ValueError:  # more than a byte holds
+        counts = bytes(map(min, users, itertools.repeat(255)))
+    states = bytearray(counts.translate(STATE_OF_USERS))
     for block in pool.cached():
         states[block] = CACHED
     if per_cell == 1:
         return bytes(states)
-    return bytes(max(states[i : i + per_cell]) for i in range(0, len(states), per_cell))
+    states += bytes(-len(states) % per_cell)
+    return np.frombuffer(states, np.uint8).reshape(-1, per_cell).max(axis=1).tobytes()
 
 
 def cell_owners(running: Iterable[Sequence], num_blocks: int, per_cell: int) -> bytes:
