@@ -210,7 +210,7 @@ def test_numbers_of_a_gpu_and_those_that_it_does_not_tell(browser_page: Any, ser
     wait_for(browser_page, "document.querySelector('[data-tile=power] .number').textContent === '20.0'")
     shown = numbers(browser_page)
     assert re.sub(r"\s", " ", shown["gpu_memory"]) == "3.00GiB" and shown["power"] == "20.0W"
-    assert shown["energy"] == "0.40J", "40 joules for 100 tokens"
+    assert shown["energy"] == "0.4J", "40 joules for 100 tokens"
     assert shown["tokens_out"] == "50.0/s"
     for tile in ("gpu_use", "temperature", "clocks", "cpu", "memory"):
         assert shown[tile] == NOT_MEASURED

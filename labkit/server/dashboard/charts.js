@@ -2,7 +2,7 @@
 
 import uPlot from "./vendor/uPlot.esm.js";
 import { onTheme, themeColour } from "./colours.js";
-import { clock, number } from "./format.js";
+import { clock, number, tick } from "./format.js";
 
 const HEIGHT = 170;
 const LEAST_SECONDS = 60; // wide, also when there is less to show
@@ -49,7 +49,7 @@ class Chart {
       scales: { x: { time: true }, y: { range: (_, __, max) => [0, top(max ?? 0)] } },
       axes: [
         { ...axis, size: 22, gap: 4, space: 80, values: (_, ticks) => ticks.map(clock) },
-        { ...axis, size: 46, gap: 6, space: 32, values: (_, ticks) => ticks.map((v) => v.toLocaleString("en", { maximumFractionDigits: 3 })) },
+        { ...axis, size: 46, gap: 6, space: 32, values: (_, ticks) => ticks.map(tick) },
       ],
       series: [{}, line(false), line(true)],
       hooks: { draw: [(plot) => drawMarks(plot, marks())], setCursor: [() => this.describe()] },

@@ -6,8 +6,14 @@ const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 export function number(value) {
   const size = Math.abs(value);
   if (size >= 100 || value === 0) return whole.format(value);
-  return value.toFixed(size >= 10 ? 1 : 2);
+  return size >= 1 ? value.toFixed(size >= 10 ? 1 : 2) : String(Number(value.toPrecision(3)));
 }
+
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const plain = new Intl.NumberFormat("en", { maximumFractionDigits: 3 });
+
+/** A number at an axis. */
+export const tick = (value) => (value >= 10_000 ? short : plain).format(value);
 
 export const count = (value) => whole.format(value);
 export const perSecond = (value) => [number(value), "/s"];

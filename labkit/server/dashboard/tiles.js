@@ -29,7 +29,7 @@ const ENGINE = [
   ["kv", "KV blocks in use", "Share of the KV pool that running answers hold. Cached blocks keep an ended prompt's beginning for the next one and are given up when needed.",
     (e) => ({
       value: percent(e.kv_blocks_in_use / e.kv_blocks_total),
-      detail: `${count(e.kv_blocks_in_use)} of ${count(e.kv_blocks_total)}, ${count(e.kv_blocks_cached)} cached`,
+      detail: `${count(e.kv_blocks_in_use)} of ${count(e.kv_blocks_total)}`,
     })],
   ["prefix", "Prefix hits", "Of all prompt tokens that were looked up in the prefix cache so far, the share that was found and needed no computing.",
     (e) => e.prefix_cache_queries

@@ -77,11 +77,11 @@ export class Timeline {
 
   words(step) {
     const prefill = step.prefill.map(([name, start, length]) => `${name} ${count(length)} (${start}–${start + length - 1})`);
-    const some = (list) => (list.length > 6 ? `${list.slice(0, 6).join(", ")} and ${list.length - 6} more` : list.join(", "));
+    const some = (list) => (list.length > 6 ? `${list.slice(0, 6).join(", ")} and ${count(list.length - 6)} more` : list.join(", "));
     const parts = [`Step ${count(step.step)}, ${words(seconds(step.ms / 1000))}`];
     if (prefill.length) parts.push(`prefill ${some(prefill)}`);
     if (step.decode.length) parts.push(`decode ${some(step.decode)}`);
-    if (step.more) parts.push(`${step.more} more`);
+    if (step.more) parts.push(`${count(step.more)} others`);
     return `${parts.join(" · ")}.`;
   }
 
