@@ -21,14 +21,15 @@ from starlette.types import ASGIApp
 import labkit
 from labkit.server.access import CLIENT_GONE, Access, KeyCheck, error_response
 from labkit.server.completions import Completion
-from labkit.server.errors import ApiError, body_too_large, internal, model_not_found, unsupported_media
+from labkit.server.errors import ApiError, body_too_large, body_too_slow, internal, model_not_found, unsupported_media
 from labkit.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest, parse
 from labkit.server.security import Keys
 from labkit.server.service import Service
-from labkit.server.stream import ClientGone, EventStream, event, json_response, while_connected
+from labkit.server.stream import ClientGone, EventStream, event, event_stream, json_response, while_connected
 
 PAGE = Path(__file__).parent / "dashboard" / "index.html"
 SECONDS_BETWEEN_EVENTS = 0.5
+SECONDS_FOR_BODY = 60.0
 PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed in a thread, so that nobody waits for it
 Kind = TypeVar("Kind", bound=Strict)
 
@@ -68,8 +69,13 @@ def _add_generation(app: FastAPI, service: Service) -> None:
             until_answered.enter_context(service.busy())
             arrival = asyncio.get_running_loop().time()
             service.admit(request.scope["labkit.key"])
-            wish = await read(request, kind, service.config.max_body_bytes)
+            try:
+                async with asyncio.timeout_at(service.deadline(arrival)):
+                    wish = await read(request, kind, service.config.max_body_bytes)
+            except TimeoutError:
+                raise service.late() from None
             service.check_model(wish.model)
+            service.check_count(wish)
             completion = Completion(service, wish, arrival)
             response = await while_connected(request.receive, completion.respond(until_answered))
             if isinstance(response, EventStream):
@@ -128,9 +134,8 @@ def _add_models(app: FastAPI, service: Service) -> None:
 def _add_operations(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> Response:
-        return json_response(
-            {"status": "ok" if service.alive else "the engine has ended"}, 200 if service.alive else 503
-        )
+        trouble = service.engine.trouble
+        return json_response({"status": trouble or "ok"}, 200 if trouble is None else 503)
 
     @app.get("/ready")
     async def ready() -> Response:
@@ -156,7 +161,7 @@ def _add_dashboard(app: FastAPI, service: Service) -> None:
 
     @app.get("/dashboard/events")
     async def dashboard_events() -> Response:
-        return EventStream(stats_events(service))
+        return event_stream(stats_events(service))
 
 
 async def stats_events(service: Service) -> AsyncIterator[bytes]:
@@ -183,10 +188,14 @@ async def read(request: Request, kind: type[Kind], limit: int) -> Kind:
     if length.isdecimal() and int(length) > limit:
         raise body_too_large(limit)
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise body_too_large(limit)
+    try:
+        async with asyncio.timeout(SECONDS_FOR_BODY):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limit:
+                    raise body_too_large(limit)
+    except TimeoutError:
+        raise body_too_slow(SECONDS_FOR_BODY) from None
     if len(body) <= PARSED_AT_ONCE:
         return parse(bytes(body), kind)
     return await asyncio.to_thread(parse, bytes(body), kind)

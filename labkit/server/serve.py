@@ -20,6 +20,7 @@ from labkit.config import EngineConfig
 from labkit.errors import LabkitError
 from labkit.server.app import build_app
 from labkit.server.config import ServerConfig
+from labkit.server.connection import SECONDS_IDLE, Connection
 from labkit.server.security import DEV_KEY, Keys, check_production
 from labkit.server.service import Service
 
@@ -201,12 +202,13 @@ def start(model: str, engine: EngineConfig | None = None, server: ServerConfig |
 def uvicorn_config(app: object) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,
         log_level="warning",
         access_log=False,
+        timeout_keep_alive=SECONDS_IDLE,
         server_header=False,
         timeout_graceful_shutdown=SECONDS_FOR_LAST_BYTES,
     )
