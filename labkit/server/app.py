@@ -21,11 +21,12 @@ from starlette.types import ASGIApp
 import labkit
 from labkit.server.access import CLIENT_GONE, Access, KeyCheck, error_response
 from labkit.server.completions import Completion
+from labkit.server.docs_page import docs_page
 from labkit.server.errors import ApiError, body_too_large, body_too_slow, internal, model_not_found, unsupported_media
 from labkit.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest, parse
 from labkit.server.security import Keys
 from labkit.server.service import Service
-from labkit.server.stream import ClientGone, EventStream, event, event_stream, json_response, while_connected
+from labkit.server.stream import ClientGone, EventStream, Stream, event, json_response, while_connected
 
 PAGE = Path(__file__).parent / "dashboard" / "index.html"
 SECONDS_BETWEEN_EVENTS = 0.5
@@ -45,11 +46,11 @@ def build_app(service: Service, keys: Keys) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    return Access(app, service.engine.metrics.registry)
+    return Access(app, service.engine.metrics.registry, service.spans)
 
 
 def build_routes(service: Service) -> FastAPI:
-    app = FastAPI(title="labkit", version=labkit.__version__, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="labkit", version=labkit.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientGone, _on_client_gone)
@@ -78,7 +79,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
             service.check_count(wish)
             completion = Completion(service, wish, arrival)
             response = await while_connected(request.receive, completion.respond(until_answered))
-            if isinstance(response, EventStream):
+            if isinstance(response, Stream):
                 response.at_end = until_answered.pop_all()  # it is answered when the stream ends
             return response
 
@@ -141,6 +142,10 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     async def ready() -> Response:
         return json_response({"ready": service.ready}, 200 if service.ready else 503)
 
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return docs_page()
+
     @app.get("/version")
     async def version() -> Response:
         return json_response({"version": labkit.__version__})
@@ -161,7 +166,7 @@ def _add_dashboard(app: FastAPI, service: Service) -> None:
 
     @app.get("/dashboard/events")
     async def dashboard_events() -> Response:
-        return event_stream(stats_events(service))
+        return EventStream(stats_events(service))
 
 
 async def stats_events(service: Service) -> AsyncIterator[bytes]:

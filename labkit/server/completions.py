@@ -16,7 +16,7 @@ from labkit.server.answers import ChatApi, ChatLogprobs, Progress, TextApi, Text
 from labkit.server.generation import Generation
 from labkit.server.protocol import ChatRequest, CompletionRequest
 from labkit.server.service import Prompt, Service
-from labkit.server.stream import DONE, EventStream, Outlet, encode, event, json_response
+from labkit.server.stream import DONE, Outlet, Stream, encode, event, json_response
 
 
 class Completion:
@@ -51,13 +51,12 @@ class Completion:
                 choices = list(self._choices(generation, prompts))
                 if not self._request.stream:
                     await generation.ended()
+                    self._service.spans.answers(self._service.name, generation.outputs)
                     return json_response(self._whole(generation, choices))
                 await generation.begun()
         except TimeoutError:
             raise self._service.late() from None
-        return EventStream(
-            lambda outlet: self._stream(generation, choices, outlet), self._deadline, self._service.late()
-        )
+        return Stream(lambda outlet: self._stream(generation, choices, outlet), self._deadline, self._service.late())
 
     def _choices(self, generation: Generation, prompts: Sequence[Prompt]) -> Iterator[Choice]:
         """In the order of their index, prompt × n + choice."""
@@ -106,6 +105,7 @@ class Completion:
                 await outlet.write(b"".join(data), last=finished)
 
         await generation.follow(write)
+        self._service.spans.answers(self._service.name, generation.outputs)
 
     def _news(self, choice: Choice) -> Iterator[dict[str, Any]]:
         piece = choice.progress.take(choice.output, choice.completion)

@@ -58,11 +58,11 @@ class EngineClient:
 
     # ----------------------------------------------------------------------------------- the process
 
-    async def launch(self, model: str, config: EngineConfig, trace: str | None, tokenizer: Tokenizer) -> Ready:
+    async def launch(self, launch: Launch, tokenizer: Tokenizer) -> Ready:
         """Load the model in the process that was spawned. Raises ModelError with the reason if that fails."""
         self._processor = OutputProcessor(tokenizer)
-        self._launch = Launch(model, config, trace)
-        return await self._load(self._launch)
+        self._launch = launch
+        return await self._load(launch)
 
     async def _load(self, launch: Launch) -> Ready:
         self.child.send(launch)

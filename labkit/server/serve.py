@@ -21,9 +21,11 @@ from labkit.errors import LabkitError
 from labkit.server.app import build_app
 from labkit.server.config import ServerConfig
 from labkit.server.connection import SECONDS_IDLE, Connection
+from labkit.server.logs import set_up
 from labkit.server.security import DEV_KEY, Keys, check_production
 from labkit.server.service import Service
 
+log = logging.getLogger("labkit.server")
 SECONDS_FOR_LAST_BYTES = 2
 
 
@@ -76,6 +78,7 @@ class Server:
             await asyncio.gather(serving, loading, stopping, return_exceptions=True)
             self._socket.close()
             await service.engine.close()
+            await asyncio.to_thread(service.spans.close)
         serving.result()
 
     def drain(self) -> None:
@@ -97,7 +100,7 @@ def run(model: str, engine: EngineConfig, server: ServerConfig) -> int:
         LabkitError: it cannot start.
         KeyboardInterrupt: Ctrl-C, once everything is put away.
     """
-    logging.basicConfig(level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    set_up(server.log_level, server.log_format)
     if asyncio.run(_run(model, engine, server)):
         raise KeyboardInterrupt
     return 0
@@ -119,9 +122,11 @@ async def _run(model: str, engine: EngineConfig, config: ServerConfig) -> bool:
 
     def announce(service: Service) -> None:
         key = "" if config.api_keys else f" with the key {DEV_KEY} (from this machine only)"
-        print(
-            f"labkit serves {service.name} at {server.url}/v1{key}; watch it at {server.url}/dashboard", file=sys.stderr
-        )
+        line = f"labkit serves {service.name} at {server.url}/v1{key}; watch it at {server.url}/dashboard"
+        if config.log_format == "json":
+            log.info(line)
+        else:
+            print(line, file=sys.stderr)
 
     await server.serve(announce)
     return interrupted

@@ -22,8 +22,10 @@ from labkit.server.config import ServerConfig
 from labkit.server.engine import EngineClient
 from labkit.server.errors import ApiError, bad_request, from_request_error, model_not_found, overloaded, timed_out
 from labkit.server.generation import Generation
+from labkit.server.messages import Launch
 from labkit.server.protocol import ChatRequest, CompletionRequest, Message, TokenizeRequest, engine_params
 from labkit.server.security import RateLimiter
+from labkit.server.spans import Spans
 
 Result = TypeVar("Result")
 
@@ -79,6 +81,7 @@ class Service:
         self.name = config.served_model_name or model
         self.created = int(time.time())
         self.engine = EngineClient()
+        self.spans = Spans(config.otlp_endpoint)
         self.rate_limiter = RateLimiter(config.rate_limit, config.rate_burst)
         self.draining = False
         self.closing = asyncio.Event()
@@ -95,7 +98,9 @@ class Service:
         checkpoint = await in_daemon_thread(open_checkpoint, self._model)
         if self.config.served_model_name is None:
             self.name = checkpoint.name
-        ready = await self.engine.launch(str(checkpoint.path), config, self.config.trace, checkpoint.tokenizer)
+        quiet = self.config.log_format == "json"  # the memory plan is for people
+        launch = Launch(str(checkpoint.path), config, self.config.trace, quiet)
+        ready = await self.engine.launch(launch, checkpoint.tokenizer)
         self._loaded = await asyncio.to_thread(Loaded.measure, checkpoint.tokenizer, ready.limits)
 
     @property

@@ -82,7 +82,7 @@ class Outlet:
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
 
-class EventStream(Response):
+class Stream(Response):
     """Sends events as they are made. An error after the beginning becomes an event, then the stream ends.
 
     Args:
@@ -131,11 +131,12 @@ class EventStream(Response):
         await outlet.end(event(error.body()) if error is not None else b"")
 
 
-def event_stream(events: AsyncIterator[bytes]) -> EventStream:
+class EventStream(Stream):
     """A stream of what an iterator gives."""
 
-    async def write_all(outlet: Outlet) -> None:
-        async for data in events:
-            await outlet.write(data)
+    def __init__(self, events: AsyncIterator[bytes]):
+        async def write_all(outlet: Outlet) -> None:
+            async for data in events:
+                await outlet.write(data)
 
-    return EventStream(write_all)
+        super().__init__(write_all)
