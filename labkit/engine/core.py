@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import gc
 import sys
 import time
@@ -341,7 +340,7 @@ class EngineCore:
         """What the dashboard draws; between two steps, in the engine's thread."""
         return take_picture(self.scheduler, self.trace, list(self.changes))
 
-    @functools.cached_property
+    @property
     def gpu_uuid(self) -> str | None:
         """The card that is used, whatever is hidden and however they are counted; None on a CPU."""
         if not self.config.device.startswith("cuda"):

@@ -19,9 +19,11 @@ from labkit.engine.settings import Settings
 from labkit.errors import RequestError
 from labkit.server.access import CLIENT_GONE, Access, KeyCheck, error_response
 from labkit.server.completions import Completion
+from labkit.server.docs_page import docs_page
 from labkit.server.errors import (
     ApiError,
     body_too_large,
+    body_too_slow,
     from_request_error,
     internal,
     model_not_found,
@@ -39,8 +41,9 @@ from labkit.server.protocol import (
 )
 from labkit.server.security import Keys
 from labkit.server.service import Service
-from labkit.server.stream import ClientGone, EventStream, json_response, while_connected
+from labkit.server.stream import ClientGone, EventStream, Stream, json_response, while_connected
 
+SECONDS_FOR_BODY = 60.0
 PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed in a thread, so that nobody waits for it
 Kind = TypeVar("Kind", bound=Strict)
 
@@ -56,11 +59,11 @@ def build_app(service: Service, keys: Keys) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    return Access(app, service.engine.metrics.registry)
+    return Access(app, service.engine.metrics.registry, service.spans)
 
 
 def build_routes(service: Service) -> FastAPI:
-    app = FastAPI(title="labkit", version=labkit.__version__, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="labkit", version=labkit.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientGone, _on_client_gone)
@@ -80,11 +83,16 @@ def _add_generation(app: FastAPI, service: Service) -> None:
             until_answered.enter_context(service.busy())
             arrival = asyncio.get_running_loop().time()
             service.admit(request.scope["labkit.key"])
-            wish = await read(request, kind, service.config.max_body_bytes)
+            try:
+                async with asyncio.timeout_at(service.deadline(arrival)):
+                    wish = await read(request, kind, service.config.max_body_bytes)
+            except TimeoutError:
+                raise service.late() from None
             service.check_model(wish.model)
+            service.check_count(wish)
             completion = Completion(service, wish, arrival)
             response = await while_connected(request.receive, completion.respond(until_answered))
-            if isinstance(response, EventStream):
+            if isinstance(response, Stream):
                 response.at_end = until_answered.pop_all()  # it is answered when the stream ends
             return response
 
@@ -140,13 +148,16 @@ def _add_models(app: FastAPI, service: Service) -> None:
 def _add_operations(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> Response:
-        return json_response(
-            {"status": "ok" if service.alive else "the engine has ended"}, 200 if service.alive else 503
-        )
+        trouble = service.engine.trouble
+        return json_response({"status": trouble or "ok"}, 200 if trouble is None else 503)
 
     @app.get("/ready")
     async def ready() -> Response:
         return json_response({"ready": service.ready}, 200 if service.ready else 503)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return docs_page()
 
     @app.get("/version")
     async def version() -> Response:
@@ -176,10 +187,10 @@ def _add_dashboard(app: FastAPI, service: Service) -> None:
         service.check_model(wish.model)
         _ = service.loaded
         try:
-            looked = await service.engine.change(wish.settings())
+            await service.engine.change(wish.settings())
         except RequestError as error:
             raise from_request_error(error, error.param) from None
-        return json_response({"settings": looked.settings, "most": Settings.of(service.engine.config)})
+        return json_response({"settings": service.engine.settings, "most": Settings.of(service.engine.config)})
 
 
 # --------------------------------------------------------------------------------------- bodies and answers
@@ -196,10 +207,14 @@ async def read(request: Request, kind: type[Kind], limit: int) -> Kind:
     if length.isdecimal() and int(length) > limit:
         raise body_too_large(limit)
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise body_too_large(limit)
+    try:
+        async with asyncio.timeout(SECONDS_FOR_BODY):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limit:
+                    raise body_too_large(limit)
+    except TimeoutError:
+        raise body_too_slow(SECONDS_FOR_BODY) from None
     if len(body) <= PARSED_AT_ONCE:
         return parse(bytes(body), kind)
     return await asyncio.to_thread(parse, bytes(body), kind)

@@ -22,6 +22,7 @@ class Launch(msgspec.Struct, tag=True):
     model: str
     config: EngineConfig
     trace: str | None
+    quiet: bool = False  # print nothing that is no error
 
 
 class Add(msgspec.Struct, tag=True):
@@ -55,11 +56,12 @@ class Shutdown(msgspec.Struct, tag=True):
 
 
 class Ready(msgspec.Struct, tag=True):
-    """The model is loaded. `config` has every "auto" and None decided."""
+    """The model is loaded. `config` has every "auto" and None decided; `gpu_uuid` is None on a CPU."""
 
     limits: RequestLimits
     config: EngineConfig
     stats: EngineStats
+    gpu_uuid: str | None = None
 
 
 class Failed(msgspec.Struct, tag=True):
@@ -77,12 +79,11 @@ class Steps(msgspec.Struct, tag=True):
 
 
 class Looked(msgspec.Struct, tag=True):
-    """The answer to one Look or Change, in the order in which they were sent. `gpu_uuid` is None on a CPU."""
+    """The answer to one Look or Change, in the order in which they were sent."""
 
     picture: Picture
     settings: Settings
     stats: EngineStats
-    gpu_uuid: str | None
 
 
 ToEngine = Launch | Add | Cancel | Stop | Look | Change | Shutdown

@@ -25,7 +25,7 @@ class Page:
     media_type: str
 
     def response(self) -> Response:
-        headers = {"cache-control": "no-cache", "x-content-type-options": "nosniff"}
+        headers = {"cache-control": "no-cache"}
         if self.media_type == "text/html":
             headers["content-security-policy"] = POLICY
         return Response(self.body, media_type=self.media_type, headers=headers)

@@ -14,7 +14,6 @@ import traceback
 
 import zmq
 
-from labkit.config import EngineConfig
 from labkit.engine.core import EngineCore
 from labkit.engine.request import Delta, EngineRequest, StepReport
 from labkit.engine.settings import Settings
@@ -61,7 +60,7 @@ class EngineLoop:
         self._open = True
 
     def run(self) -> None:
-        self.send(Ready(self.core.limits, self.core.config, self.core.stats()))
+        self.send(Ready(self.core.limits, self.core.config, self.core.stats(), self.core.gpu_uuid))
         while self._open:
             news = self._read(wait=not self.core.has_work())
             if not self._open:
@@ -115,7 +114,7 @@ class EngineLoop:
 
     def _show(self) -> None:
         core = self.core
-        self.send(Looked(core.picture(), Settings.of(core.config), core.stats(), core.gpu_uuid))
+        self.send(Looked(core.picture(), Settings.of(core.config), core.stats()))
 
     def _add(self, request: EngineRequest) -> None:
         """The HTTP process has checked the request already; if the engine sees it differently, it is told so."""
@@ -141,7 +140,7 @@ def main(address: str) -> int:
         launch = decode_to_engine(socket.recv())
         assert isinstance(launch, Launch)
         try:
-            core = _load(launch.model, launch.config, launch.trace)
+            core = _load(launch)
         except Exception as error:
             if not isinstance(error, (LabkitError, ValueError, OSError)):
                 traceback.print_exc()
@@ -162,8 +161,8 @@ def _wait(socket: zmq.Socket[bytes], lifeline: int) -> bool:
     return socket in dict(poller.poll())
 
 
-def _load(model: str, config: EngineConfig, trace: str | None) -> EngineCore:
-    return EngineCore(model, config, Trace(trace))
+def _load(launch: Launch) -> EngineCore:
+    return EngineCore(launch.model, launch.config, Trace(launch.trace), launch.quiet)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ Roles = Literal["system", "user", "assistant", "tool", "developer"]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+StopString = Annotated[str, Field(max_length=4096)]  # of a longer one the end of every piece of text would be looked at
 Tokens = Annotated[int, Field(ge=0, le=BIG)]
 
 
@@ -92,7 +93,7 @@ class GenerationRequest(Strict):
     top_k: Annotated[int, Field(ge=-1)] = 0
     min_p: Share = 0.0
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
-    stop: str | list[str] | None = None
+    stop: StopString | list[StopString] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False

@@ -6,11 +6,13 @@ What cannot be measured is None, never 0.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 
 @dataclass(frozen=True)
@@ -68,14 +70,13 @@ class ProcessSensor:
 
 
 class GpuSensor:
-    """One card.
+    """One card; each reading takes milliseconds.
 
     Args:
         uuid: as CUDA names it; None where no GPU is used, and then nothing is measured.
     """
 
     def __init__(self, uuid: str | None):
-        self.uuid = uuid
         self._nvml: Any = None
         self._errors: tuple[type[Exception], ...] = ()
         self._first_energy: float | None = None
@@ -94,7 +95,7 @@ class GpuSensor:
         self._first_energy = self._ask(lambda n, card: n.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3)
 
     def read(self) -> GpuReadings | None:
-        """A few milliseconds, so not in the event loop's thread. None without a card."""
+        """None without a card, or where nothing can be asked of it."""
         if self._nvml is None:
             return None
         memory = self._ask(lambda n, card: n.nvmlDeviceGetMemoryInfo(card))
@@ -116,3 +117,24 @@ class GpuSensor:
             return question(self._nvml, self._card)
         except self._errors:
             return None
+
+
+class GpuMetrics(Collector):
+    """A card's readings for /metrics, taken when they are asked for. What it does not tell is absent."""
+
+    def __init__(self, sensor: GpuSensor):
+        self._sensor = sensor
+
+    def collect(self) -> Iterator[Metric]:
+        readings = self._sensor.read()
+        if readings is None:
+            return
+        for name, text, value in (
+            ("gpu_memory_used_bytes", "Memory in use on the card, by all programs", readings.memory_used_bytes),
+            ("gpu_power_watts", "What the card draws", readings.power_watts),
+            ("gpu_utilization_ratio", "Share of the last sample period in which a kernel ran", readings.utilization),
+        ):
+            if value is not None:
+                yield GaugeMetricFamily(f"labkit_{name}", text, value)
+        if readings.energy_joules is not None:
+            yield CounterMetricFamily("labkit_energy_joules", "Since this server began", readings.energy_joules)

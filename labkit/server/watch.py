@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from labkit.engine.settings import Settings
-from labkit.server.messages import Looked
-from labkit.server.sensors import GpuSensor, ProcessSensor
+from labkit.server.messages import Look, Looked
+from labkit.server.sensors import ProcessSensor
 from labkit.server.stream import event
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ class Watch:
         self._number = 0  # of the latest event
         self._due = 0.0  # when the next look may be, on the event loop's clock
         self._process = ProcessSensor()
-        self._gpu = GpuSensor(None)
         self._machine: dict[str, Any] | None = None
         self._readings_due = 0.0
 
@@ -72,7 +71,8 @@ class Watch:
         state = {"model": service.name, "time": time.time(), "state": service.state}
         if service.state == "loading":
             return {**state, **dataclasses.asdict(engine.stats)}, SECONDS_BETWEEN_LOOKS
-        looked = await engine.look()
+        engine.check()
+        looked = await engine.questions.ask(Look())
         now = time.monotonic()
         if now >= self._readings_due:
             self._readings_due = now + SECONDS_BETWEEN_READINGS
@@ -93,11 +93,9 @@ class Watch:
 
     async def _read_machine(self, looked: Looked) -> dict[str, Any]:
         """With the engine's clock and tokens at that moment, so that joules and tokens are of the same time."""
-        if self._gpu.uuid != looked.gpu_uuid:
-            self._gpu = await asyncio.to_thread(GpuSensor, looked.gpu_uuid)
         return {
             "t": looked.picture.t,
             "tokens_out": looked.stats.tokens_out,
-            "process": self._process.read(self._service.engine.pid),
-            "gpu": None if looked.gpu_uuid is None else await asyncio.to_thread(self._gpu.read),
+            "process": self._process.read(self._service.engine.child.pid),
+            "gpu": await asyncio.to_thread(self._service.gpu.read),
         }

@@ -114,13 +114,17 @@ def test_a_costly_look_is_rare(server, monkeypatch):
 
 
 def test_the_engine_ends_while_somebody_watches(server):
+    assert server.http.post(SETTINGS, json={"policy": "priority"}).status_code == 200
     with server.http.stream("GET", "/dashboard/events") as reply:
         parts = events(reply)
         next(parts)
         server.process.die()
         last = list(parts)[-1]
-    assert last["error"]["code"] == "internal_error"
-    assert server.http.post(SETTINGS, json={"policy": "fcfs"}).status_code == 500
+    assert last["error"]["type"] in ("overloaded_error", "server_error")
+    assert server.http.post(SETTINGS, json={"policy": "priority"}).status_code == 503
+    assert eventually(lambda: server.http.get("/ready").status_code == 200), "it is started again"
+    with server.http.stream("GET", "/dashboard/events") as reply:
+        assert next(events(reply))["settings"]["policy"] == "fcfs", "as it was launched"
 
 
 # ------------------------------------------------------------------------------------- switches

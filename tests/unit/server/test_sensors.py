@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
-from labkit.server.sensors import GpuReadings, GpuSensor, ProcessReadings, ProcessSensor
+from labkit.server.sensors import GpuMetrics, GpuReadings, GpuSensor, ProcessReadings, ProcessSensor
 
 
 class NVMLError(Exception):
@@ -36,7 +38,7 @@ def fake_nvml(**answers):
 
 
 def test_a_card_that_tells_all(monkeypatch):
-    energies = iter([5000, 9000])
+    energies = itertools.chain([5000], itertools.repeat(9000))
     nvml = fake_nvml(
         HandleByUUID="card",
         Name="Some card",
@@ -48,13 +50,25 @@ def test_a_card_that_tells_all(monkeypatch):
         ClockInfo=1000,
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    sensor = GpuSensor("abc")
+    registry = CollectorRegistry()
+    registry.register(GpuMetrics(sensor))
+    text = generate_latest(registry).decode()
+    for line in (
+        "gpu_memory_used_bytes 3.0",
+        "gpu_power_watts 20.5",
+        "gpu_utilization_ratio 0.5",
+        "energy_joules_total 4.0",
+    ):
+        assert f"\nlabkit_{line}\n" in text
     want = GpuReadings("Some card", 3, 8, 20.5, 4.0, 0.5, 40, 1000, 1000)
-    assert GpuSensor("abc").read() == want
+    assert sensor.read() == want
 
 
 def test_a_card_that_tells_nothing_more_than_its_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(HandleByUUID="card", Name="Some card"))
     assert GpuSensor("GPU-abc").read() == GpuReadings("Some card")
+    assert list(GpuMetrics(GpuSensor("GPU-abc")).collect()) == [], "absent, not 0"
 
 
 def test_no_card_no_library_no_driver(monkeypatch):
