@@ -76,7 +76,7 @@ class Chart {
       key.className = i ? "key second" : "key";
       key.textContent = text;
       return key;
-    }), pointed ? clock(data[0][index]) : "now");
+    }), pointed ? clock(data[0][index]) : "");
     if (!pointed) this.box.setAttribute("aria-label", `${this.spec.title}: ${texts.join(", ")} ${this.spec.unit}`);
   }
 }

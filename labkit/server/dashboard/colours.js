@@ -1,13 +1,14 @@
-// One look for each request, the same in every picture: an Okabe-Ito colour and, so that colour is not all, a pattern.
+// One look for each request, the same in every picture: an Okabe-Ito colour (without yellow, which is lost on white) and,
+// so that colour is not all, a pattern.
 
-const OKABE_ITO = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442"];
+const OKABE_ITO = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"];
 const PATTERNS = ["plain", "stripes", "dots"];
 
 /** Colour and pattern of a request by its name, "r12" or "r12/3": its number decides, so neighbours differ. */
 export function lookOf(name) {
   const [number, choice] = name.match(/\d+/g)?.map(Number) ?? [0];
   const place = number + 3 * (choice ?? 0);
-  return { colour: OKABE_ITO[place % 7], pattern: PATTERNS[Math.floor(place / 7) % 3] };
+  return { colour: OKABE_ITO[place % 6], pattern: PATTERNS[Math.floor(place / 6) % 3] };
 }
 
 /** Fill a rectangle with a look. Patterns need a few pixels; below that only the colour is drawn. */

@@ -103,6 +103,7 @@ function leave(reason = "") {
   key = null;
   view(false);
   say("off", "Not connected");
+  $("model").textContent = "";
   $("key-error").textContent = reason;
   $("key").value = "";
   $("key").focus();
