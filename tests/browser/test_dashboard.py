@@ -2,93 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import httpx
-import msgspec
 import pytest
 
-from labkit.config import EngineConfig
-from labkit.engine.picture import Picture
-from labkit.engine.stats import EngineStats
-from labkit.server.config import ServerConfig
-from labkit.server.serve import start
+from tests.browser.dashboard import KEY, Served, feed, made_up, numbers, wait_for
 
 pytestmark = pytest.mark.browser
 
-KEY = "a-key-of-these-tests"
 TILES = (
     "tokens_out tokens_in running waiting preempted ttft gap kv prefix speculation "
     "cpu memory gpu_memory gpu_use power energy temperature clocks"
 ).split()
 NOT_MEASURED = "not measured on this machine"
-
-
-class Served:
-    """The server, and clients that load it."""
-
-    def __init__(self, trace: Path):
-        self.trace = trace
-        engine = EngineConfig(device="cpu", num_kv_blocks=48, max_num_seqs=6, max_num_batched_tokens=128)
-        self.handle = start("toy", engine, ServerConfig(port=0, api_keys=(KEY,), trace=str(trace)))
-        self.url = self.handle.url + "/dashboard"
-
-    def events(self) -> list[dict[str, Any]]:
-        """Of the trace, as far as it is written."""
-        lines = self.trace.read_text(encoding="utf-8").split("\n")[:-1]
-        return [json.loads(line) for line in lines]
-
-    def load(self, clients: int, until: threading.Event, **fields: Any) -> list[threading.Thread]:
-        def ask() -> None:
-            with httpx.Client(base_url=self.handle.url, headers={"authorization": f"Bearer {KEY}"}) as http:
-                while not until.is_set():
-                    http.post("/v1/completions", json={"ignore_eos": True, **fields}, timeout=60)
-                    until.wait(0.02)
-
-        threads = [threading.Thread(target=ask) for _ in range(clients)]
-        for thread in threads:
-            thread.start()
-        return threads
-
-
-@pytest.fixture(scope="module")
-def served(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    one = Served(tmp_path_factory.mktemp("dashboard") / "trace.jsonl")
-    yield one
-    one.handle.stop()
-
-
-@pytest.fixture
-def page(browser_page: Any, served: Served) -> Iterator[Any]:
-    """Connected, and at the end without a complaint in the console; a blocked script or style would be one."""
-    browser_page.goto(served.url)
-    browser_page.fill("#key", KEY)
-    browser_page.keyboard.press("Enter")
-    browser_page.wait_for_selector("#live:not([hidden])")
-    wait_for(browser_page, "document.querySelector('[data-tile=cpu] .number').textContent.match(/\\d/)")
-    yield browser_page
-    assert browser_page.errors == []
-
-
-def wait_for(page: Any, condition: str) -> None:
-    """Until a JavaScript expression holds. Asked from here: the page's policy forbids eval."""
-    end = time.monotonic() + 30
-    while not page.evaluate(condition):
-        assert time.monotonic() < end, f"not in 30 s: {condition}"
-        time.sleep(0.05)
-
-
-def numbers(page: Any) -> dict[str, str]:
-    """What each tile says, unit and all."""
-    tiles = "[...document.querySelectorAll('.tile')]"
-    return dict(page.evaluate(f"{tiles}.map(tile => [tile.dataset.tile, tile.children[1].innerText])"))
 
 
 # ------------------------------------------------------------------------------------- the key
@@ -163,36 +92,6 @@ def test_two_loads_change_every_tile(page: Any, served: Served) -> None:
         thread.join()
 
 
-def made_up(**fields: Any) -> dict[str, Any]:
-    """An event as the server sends it."""
-    settings = {"policy": "fcfs", "enable_prefix_caching": True, "max_num_batched_tokens": 64, "max_num_seqs": 4}
-    return {
-        **dataclasses.asdict(EngineStats(kv_blocks_total=3, kv_blocks_free=3)),
-        "model": "<b>made up</b>",
-        "time": 1e9,
-        "state": "running",
-        "block_size": 16,
-        "speculative": False,
-        "ttft": None,
-        "gap": None,
-        "settings": settings,
-        "most": settings,
-        "machine": None,
-        "picture": msgspec.to_builtins(Picture(1.0, [], 1, bytes(3), bytes(3), [], [])),
-        **fields,
-    }
-
-
-def feed(page: Any, served: Served, *events: dict[str, Any]) -> None:
-    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-    page.route("**/dashboard/events", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
-    page.goto(served.url)
-    page.fill("#key", "any")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#live:not([hidden])")
-    wait_for(page, "document.querySelector('#model').textContent !== ''")
-
-
 def test_numbers_of_a_gpu_and_those_that_it_does_not_tell(browser_page: Any, served: Served) -> None:
     names = "memory_total_bytes power_watts energy_joules utilization temperature_celsius sm_clock_mhz memory_clock_mhz"
     gpu = {**dict.fromkeys(names.split()), "name": "Some card", "memory_used_bytes": 3 * 2**30}
@@ -241,90 +140,6 @@ def test_an_hour_in_bounded_memory(page: Any) -> None:
     assert 3500 <= times[-1] - times[0] <= 3600 and times == sorted(set(times))
     assert len(times) < 1400 and got["floats"] < 10_000
     assert set(got["mean"]) == {4.5} and set(got["peak"]) == {9} and set(got["gap"]) == {None}
-
-
-# ------------------------------------------------------------------------------------- the playground
-
-
-def test_an_answer_and_what_else_was_likely(page: Any) -> None:
-    page.locator("#max_tokens").fill("24")
-    page.locator("#prompt").focus()
-    page.keyboard.press("Control+Enter")
-    wait_for(
-        page, "document.querySelectorAll('#answer .token').length > 10 && !document.querySelector('#generate').disabled"
-    )
-    first, rate, tokens = page.locator("#readout dd").all_inner_texts()
-    assert re.fullmatch(r"[\d.,]+ m?s", first) and float(rate.replace(",", "")) > 0 and int(tokens) <= 24
-
-    page.locator("#answer .token").nth(2).hover()
-    rows = page.locator("#alternatives tr")
-    assert rows.count() in (5, 6) and page.locator("#alternatives .drawn").count() == 1
-    drawn = page.locator("#alternatives .drawn").inner_text()
-    page.mouse.move(0, 0)
-    page.locator("#answer").focus()
-    page.keyboard.press("Home")
-    for _ in range(2):
-        page.keyboard.press("ArrowRight")
-    assert page.locator("#alternatives .drawn").inner_text() == drawn, "the keyboard shows what the mouse shows"
-    shares = [float(text.split()[-2]) for text in rows.all_inner_texts() if "<" not in text]
-    assert shares == sorted(shares, reverse=True) and 0 < sum(shares) <= 100.5
-
-
-def test_chat_stop_and_errors(page: Any) -> None:
-    page.select_option("#api", "chat")
-    page.locator("#max_tokens").fill("512")
-    page.click("#generate")
-    page.locator("#answer .token").first.wait_for()
-    page.click("#stop")
-    wait_for(page, "!document.querySelector('#generate').disabled")
-    page.select_option("#api", "text")
-    page.fill("#prompt", "word " * 5000)
-    page.click("#generate")
-    wait_for(page, "document.querySelector('#answer .failed')")
-    assert "Failed: " in page.locator("#answer").inner_text()
-    page.errors[:] = [error for error in page.errors if "400" not in error]  # the browser's own note
-
-
-# ------------------------------------------------------------------------------------- the switches
-
-
-def test_a_switch_by_keyboard_marks_the_charts_and_they_move(page: Any, served: Served) -> None:
-    before = len([e for e in served.events() if e["ev"] == "setting"])
-    chart = page.locator(".chart").nth(1)
-    points = int(chart.get_attribute("data-points"))
-    page.locator("#max_num_seqs").focus()
-    page.keyboard.press("Control+A")
-    page.keyboard.type("2")
-    page.keyboard.press("Enter")
-    wait_for(page, "document.querySelector('#switch-status').textContent === 'Done: max batch is 2.'")
-    wait_for(page, "document.querySelectorAll('.chart')[1].dataset.marks > 0")
-    assert "max batch 6 → 2" in page.locator("#changes li").first.inner_text()
-    page.locator("#enable_prefix_caching").focus()
-    page.keyboard.press("Space")
-    wait_for(page, "document.querySelectorAll('#changes li').length >= 2")
-    until = threading.Event()
-    threads = served.load(5, until, prompt="Who sits, who waits", max_tokens=60)
-    try:
-        wait_for(
-            page,
-            "/running 2.*waiting [1-9]/.test(document.querySelectorAll('.chart')[1].innerText.replace('\\n', ' '))",
-        )
-        assert int(chart.get_attribute("data-points")) > points
-    finally:
-        until.set()
-    for thread in threads:
-        thread.join()
-    page.fill("#max_num_seqs", "99")
-    page.keyboard.press("Enter")
-    wait_for(page, "document.querySelector('#switch-status').textContent.includes('launched for 1 to 6')")
-    assert page.locator("#max_num_seqs").input_value() == "2", "as it is"
-    page.fill("#max_num_seqs", "6")
-    page.keyboard.press("Enter")
-    page.locator("#enable_prefix_caching").check()
-    wait_for(page, "document.querySelectorAll('#changes li').length >= 4")
-    names = [e["name"] for e in served.events() if e["ev"] == "setting"][before:]
-    assert names == ["max_num_seqs", "enable_prefix_caching", "max_num_seqs", "enable_prefix_caching"]
-    page.errors[:] = [error for error in page.errors if "400" not in error]  # the browser's own note
 
 
 # ------------------------------------------------------------------------------------- pictures, looks
