@@ -7,23 +7,22 @@ with LLM("toy") as llm:
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import itertools
-import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType, TracebackType
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from labkit.config import EngineConfig, SamplingParams
 from labkit.engine.core import EngineCore
+from labkit.engine.interrupts import interrupts_between_steps
 from labkit.engine.metrics import EngineMetrics
 from labkit.engine.outputs import OutputProcessor
-from labkit.engine.request import EngineRequest
+from labkit.engine.request import EngineRequest, StepReport
 from labkit.engine.trace import Trace
 from labkit.errors import EngineClosedError, EngineStepError, RequestError
 from labkit.outputs import RequestOutput
@@ -112,9 +111,13 @@ class LLM:
 
     def close(self) -> None:
         """Give back the memory. A second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            self.engine.close()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for request_id in self._mailboxes:
+                    self._processor.discard(request_id)  # whoever reads on learns that it is closed
+                self.engine.close()
+                self._hand_out(self.engine.report())
 
     def __enter__(self) -> LLM:
         return self
@@ -197,8 +200,8 @@ class LLM:
 
     def _stream(self, request: EngineRequest, text: str | None) -> Iterator[RequestOutput]:
         request_id, finished = request.request_id, False
-        self._add(request, text)
         try:
+            self._add(request, text)
             while not finished:
                 if self._mailboxes[request_id] is None:
                     with interrupts_between_steps() as check:
@@ -237,31 +240,50 @@ class LLM:
         """One step of the engine; what it gave lies in the mailboxes then."""
         self._check_open()
         with self._lock:
-            report = self.engine.step()
-            processed = self._processor.process(report.deltas)
-            self.metrics.observe(report, self.engine.stats())
-            for request_id, index, stop in processed.stops:
-                self.engine.stop(request_id, index, stop)
-            for output in processed.outputs:
-                self._mailboxes[output.request_id] = processed.errors.get(output.request_id) or output
-            while self._abandoned:
-                self._drop(self._abandoned.pop())
+            try:
+                self._hand_out(self.engine.step())
+                self._drop_abandoned()
+            except BaseException:
+                self._fail_all("a step was interrupted, and this request is lost; the engine goes on")
+                raise
+
+    def _hand_out(self, report: StepReport) -> None:
+        processed = self._processor.process(report.deltas)
+        for request_id, index, stop in processed.stops:
+            self.engine.stop(request_id, index, stop)
+        for request_id in processed.errors:
+            self.engine.cancel(request_id)
+        for output in processed.outputs:
+            self._mailboxes[output.request_id] = processed.errors.get(output.request_id) or output
+        self.metrics.observe(report, self.engine.stats())
+
+    def _fail_all(self, error: str) -> None:
+        """Some of what a step gave is lost, and nobody knows of which requests."""
+        for request_id in list(self._mailboxes):
+            if not self._is_done(request_id):
+                self._mailboxes[request_id] = error
+                self._processor.discard(request_id)
+                self.engine.cancel(request_id)
 
     def _cancel(self, request_id: str) -> None:
-        # A dropped stream may be collected at any moment, even in the middle of a step of this very thread.
-        if self._lock.acquire(blocking=False):
-            try:
-                self._drop(request_id)
-            finally:
-                self._lock.release()
-        else:
-            self._abandoned.append(request_id)
+        self._abandoned.append(request_id)
+        # A dropped stream may be collected at any moment, even in the middle of a step of this very thread. Whoever
+        # holds the lock sees to it then.
+        if not self._lock.locked():
+            with self._lock:
+                self._drop_abandoned()
 
-    def _drop(self, request_id: str) -> None:
-        self._processor.discard(request_id)
-        self._mailboxes.pop(request_id, None)
-        if not self._closed:
+    def _drop_abandoned(self) -> None:
+        dropped = False
+        while self._abandoned:
+            request_id = self._abandoned[0]
+            self._processor.discard(request_id)
+            self._mailboxes.pop(request_id, None)
             self.engine.cancel(request_id)
+            self._abandoned.remove(request_id)  # not before: it is done now
+            dropped = True
+        if dropped:
+            self._hand_out(self.engine.report())  # nobody reads it; the metrics count it
 
     def _check_open(self) -> None:
         if self._closed:
@@ -270,35 +292,6 @@ class LLM:
 
 def _is_id(item: object) -> bool:
     return isinstance(item, int) and not isinstance(item, bool)
-
-
-@contextlib.contextmanager
-def interrupts_between_steps() -> Iterator[Callable[[], None]]:
-    """Ctrl-C, however often, waits for a moment when the books are whole.
-
-    Yields a function that raises KeyboardInterrupt if it was pressed; the end of the block does so too.
-    """
-    pressed = False
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed = True
-
-    def check() -> None:
-        if pressed:
-            raise KeyboardInterrupt
-
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT)
-    if not main or before is not signal.default_int_handler:  # no signals here, or somebody else looks after them
-        yield check
-        return
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, before)
-    check()
 
 
 def copy_output(output: RequestOutput) -> RequestOutput:

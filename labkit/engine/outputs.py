@@ -20,7 +20,8 @@ class Processed:
 
     `outputs` are the live objects that later steps go on changing: copy what must stay. `stops` are answers that
     a stop string ended (request id, index, string): the engine must be told before its next step. `errors` maps
-    the requests that a failed step ended to the reason.
+    requests that have failed to the reason: a step did, or what it gave cannot be put into words. The latter still
+    run, so cancel all of them.
     """
 
     outputs: list[RequestOutput] = field(default_factory=list)
@@ -90,17 +91,28 @@ class OutputProcessor:
             entry = self._open.get(delta.request_id)
             if entry is None or entry.output.outputs[delta.index].finish_reason is not None:
                 continue
+            touched[delta.request_id] = entry.output
             if delta.error is not None:
                 done.errors[delta.request_id] = delta.error
-            stop = self._book(entry, delta)
+            try:
+                stop = self._book(entry, delta)
+            except Exception as error:  # a tokenizer's or a learner's fault: the others must not pay for it
+                done.errors[delta.request_id] = f"the answer's text failed: {type(error).__name__}: {error}"
+                self._fail(entry)
+                continue
             if stop is not None:
                 done.stops.append((delta.request_id, delta.index, stop))
-            touched[delta.request_id] = entry.output
             if all(c.finish_reason is not None for c in entry.output.outputs):
                 entry.output.finished = True
                 del self._open[delta.request_id]
         done.outputs = list(touched.values())
         return done
+
+    def _fail(self, entry: _Open) -> None:
+        for completion in entry.output.outputs:
+            completion.finish_reason = completion.finish_reason or "abort"
+        entry.output.finished = True
+        del self._open[entry.request.request_id]
 
     def _book(self, entry: _Open, delta: Delta) -> str | None:
         """Adds a delta to its answer; returns a stop string that ended it while the engine thinks that it goes on."""
