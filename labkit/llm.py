@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -22,13 +22,11 @@ from labkit.engine.core import EngineCore
 from labkit.engine.interrupts import interrupts_between_steps
 from labkit.engine.metrics import EngineMetrics
 from labkit.engine.outputs import OutputProcessor
+from labkit.engine.prompts import Messages, Prompt, as_conversations, as_params, as_prompts, text_and_ids
 from labkit.engine.request import EngineRequest, StepReport
 from labkit.engine.trace import Trace
-from labkit.errors import EngineClosedError, EngineStepError, RequestError
+from labkit.errors import EngineClosedError, EngineStepError
 from labkit.outputs import RequestOutput
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
@@ -94,11 +92,10 @@ class LLM:
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several: each a list of {"role": …, "content": …}."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [
-            self.tokenizer.apply_chat_template([dict(m) for m in talk], add_generation_prompt)  # type: ignore[arg-type]
-            for talk in conversations
-        ]
+        prompts: list[Prompt] = []
+        for talk in as_conversations(messages):
+            text, ids = self.tokenizer.chat_prompt(talk, add_generation_prompt)
+            prompts.append({"prompt": text, "prompt_token_ids": ids})
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -132,47 +129,13 @@ class LLM:
     ) -> list[tuple[EngineRequest, str | None]]:
         """Every prompt as a request that is known to fit, with its text; raises before any of them has begun."""
         self._check_open()
-        prompt_list = self._prompt_list(prompts)
-        if params is None or isinstance(params, SamplingParams):
-            params_list = [params or SamplingParams()] * len(prompt_list)
-        else:
-            params_list = list(params)
-            if not all(isinstance(one, SamplingParams) for one in params_list):
-                raise ValueError("sampling_params holds something that is no SamplingParams")
-            if len(params_list) != len(prompt_list):
-                raise ValueError(
-                    f"there are {len(prompt_list)} prompts and {len(params_list)} sampling_params; "
-                    "give one for all or one for each"
-                )
+        prompt_list = as_prompts(prompts)
         out = []
-        for prompt, one in zip(prompt_list, params_list, strict=True):
-            text, ids = self._token_ids(prompt)
+        for prompt, one in zip(prompt_list, as_params(params, len(prompt_list)), strict=True):
+            text, ids = text_and_ids(prompt, self.tokenizer)
             self.engine.limits.check(ids, one)
             out.append((EngineRequest(f"r{next(self._numbers)}", ids, one), text))
         return out
-
-    @staticmethod
-    def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-        if isinstance(prompts, (str, Mapping)):
-            return [prompts]
-        items: list[Any] = list(prompts)
-        return [items] if items and all(_is_id(item) for item in items) else items
-
-    def _token_ids(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-            if unknown or not prompt:
-                raise RequestError('a prompt in a dict is {"prompt": text} or {"prompt_token_ids": ids}', "prompt")
-            given = prompt.get("prompt_token_ids")
-            if given is None and prompt.get("prompt") is None:
-                raise RequestError("a prompt in a dict has neither text nor token ids", "prompt")
-            return prompt.get("prompt"), self._token_ids(prompt["prompt"] if given is None else given)[1]
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
-            ids: list[Any] = list(prompt)
-            return None, ids
-        raise RequestError(f"a prompt is text, token ids or a dict, not {type(prompt).__name__}", "prompt")
 
     # ----------------------------------------------------------------------------------------- running
 
@@ -288,10 +251,6 @@ class LLM:
     def _check_open(self) -> None:
         if self._closed:
             raise EngineClosedError("this LLM is closed; make a new one")
-
-
-def _is_id(item: object) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool)
 
 
 def copy_output(output: RequestOutput) -> RequestOutput:

@@ -123,17 +123,21 @@ class Tokenizer:
         """The prompt that the chat template makes of messages. Raises RequestError (param "messages")."""
         return self.chat_template.render(messages, add_generation_prompt)
 
-    def apply_chat_template(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of the rendered prompt. The template writes the BOS if the model wants one, so none is added.
+    def chat_prompt(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> tuple[str, list[int]]:
+        """The rendered prompt and its token ids. The template writes the BOS if the model wants one, so none is added.
 
         Raises:
             RequestError: (param "messages") when the template refuses them, or there is none.
         """
         text = self.render_chat(messages, add_generation_prompt)
         try:
-            return self.encode(text, add_special_tokens=False)
+            return text, self.encode(text, add_special_tokens=False)
         except RequestError as error:
             raise RequestError(str(error), "messages") from None
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+        """The token ids of `chat_prompt`."""
+        return self.chat_prompt(messages, add_generation_prompt)[1]
 
 
 def load_tokenizer(folder: Path, bos_token_id: int | None = None, eos_token_id: int | None = None) -> Tokenizer:
