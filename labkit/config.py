@@ -228,7 +228,7 @@ class SamplingParams:
             raise RequestError(f"logit_bias is {bias!r}; it must map token ids to numbers", "logit_bias")
         out = {}
         for key, value in bias.items():
-            if not _is_int(key) and not (isinstance(key, str) and key.isdecimal() and key.isascii()):
+            if not _is_int(key) and not (isinstance(key, str) and key.isdecimal() and key.isascii() and len(key) < 20):
                 raise RequestError(f"logit_bias has the key {key!r}; keys are token ids", "logit_bias")
             token = int(key)
             if token < 0 or not _is_number(value) or abs(value) > 100:
