@@ -6,6 +6,7 @@ detokenising never holds up a step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from labkit.engine.detokenizer import Detokenizer
@@ -36,6 +37,7 @@ class _Open:
     request: EngineRequest
     output: RequestOutput
     detokenizers: list[Detokenizer]
+    latest: dict[int, Delta] = field(default_factory=dict)  # of each answer, for its times
 
 
 class OutputProcessor:
@@ -117,7 +119,10 @@ class OutputProcessor:
     def _book(self, entry: _Open, delta: Delta) -> str | None:
         """Adds a delta to its answer; returns a stop string that ended it while the engine thinks that it goes on."""
         output, completion = entry.output, entry.output.outputs[delta.index]
-        self._book_prompt(output, delta)
+        if delta.index == 0:  # the one that computes the prompt
+            output.num_cached_tokens = delta.num_cached_tokens
+            if output.prompt_logprobs is not None and delta.prompt_logprobs:
+                output.prompt_logprobs.extend(self._logprobs(entry) for entry in delta.prompt_logprobs)
         engine_goes_on = delta.finish_reason is None
         stop = self._add_tokens(entry, completion, delta) if entry.request.params.detokenize else None
         if stop is not None:
@@ -128,6 +133,8 @@ class OutputProcessor:
                 completion.logprobs.append(self._logprobs(entry_logprobs))
                 completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + entry_logprobs.logprob
         completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
+        entry.latest[delta.index] = delta
+        output.metrics = _times(delta) if len(output.outputs) == 1 else _times_of_all(entry)
         return stop if engine_goes_on else None
 
     def _add_tokens(self, entry: _Open, completion: CompletionOutput, delta: Delta) -> str | None:
@@ -148,19 +155,6 @@ class OutputProcessor:
         completion.text = detokenizer.visible
         return stop
 
-    def _book_prompt(self, output: RequestOutput, delta: Delta) -> None:
-        if delta.index == 0:
-            output.num_cached_tokens = delta.num_cached_tokens
-            output.metrics = RequestMetrics(
-                arrival_time=delta.arrival_time,
-                first_scheduled_time=delta.first_scheduled_time,
-                first_token_time=delta.first_token_time,
-                finished_time=delta.finished_time,
-                num_preemptions=delta.num_preemptions,
-            )
-            if output.prompt_logprobs is not None and delta.prompt_logprobs:
-                output.prompt_logprobs.extend(self._logprobs(entry) for entry in delta.prompt_logprobs)
-
     def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:
         out = {
             token: Logprob(value, rank, self._text(token))
@@ -171,3 +165,32 @@ class OutputProcessor:
 
     def _text(self, token: int) -> str:
         return self._tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _times(delta: Delta) -> RequestMetrics:
+    return RequestMetrics(
+        arrival_time=delta.arrival_time,
+        first_scheduled_time=delta.first_scheduled_time,
+        first_token_time=delta.first_token_time,
+        finished_time=delta.finished_time,
+        num_preemptions=delta.num_preemptions,
+    )
+
+
+def _times_of_all(entry: _Open) -> RequestMetrics:
+    """Over all answers: the first begin, the last end, and every preemption."""
+    deltas = list(entry.latest.values())
+    ends = [delta.finished_time for delta in deltas]
+    ended = len(deltas) == len(entry.output.outputs) and None not in ends
+    return RequestMetrics(
+        arrival_time=deltas[0].arrival_time,
+        first_scheduled_time=_extreme(min, [delta.first_scheduled_time for delta in deltas]),
+        first_token_time=_extreme(min, [delta.first_token_time for delta in deltas]),
+        finished_time=_extreme(max, ends) if ended else None,
+        num_preemptions=sum(delta.num_preemptions for delta in deltas),
+    )
+
+
+def _extreme(choose: Callable[[list[float]], float], times: list[float | None]) -> float | None:
+    known = [time for time in times if time is not None]
+    return choose(known) if known else None

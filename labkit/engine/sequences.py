@@ -93,4 +93,5 @@ def make_delta(
         first_token_time=seq.first_token_time,
         finished_time=seq.finished_time,
         num_preemptions=seq.num_preemptions,
+        choices=seq.params.n,
     )

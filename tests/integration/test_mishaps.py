@@ -182,6 +182,12 @@ def test_gauges_are_right_when_nothing_runs(checkpoint):
         stream.close()
         assert value("labkit_num_requests_running") == value("labkit_kv_cache_usage_ratio") == 0
         assert value("labkit_requests_total", {"finish_reason": "abort"}) == 1
+        stream = llm.stream([9], SamplingParams(n=3, max_tokens=50, ignore_eos=True))
+        next(stream)
+        stream.close()
+        run(llm, [[9]], SamplingParams(n=3, max_tokens=2, ignore_eos=True))
+        assert value("labkit_requests_total", {"finish_reason": "abort"}) == 2, "requests, not answers"
+        assert value("labkit_requests_total", {"finish_reason": "length"}) == 1
         text = run(llm, [[9]], GREEDY)[0].outputs[0].text
         run(llm, [[9]], SamplingParams(temperature=0, max_tokens=100, stop=text[:2]))
         assert value("labkit_num_requests_running") == value("labkit_kv_cache_usage_ratio") == 0
