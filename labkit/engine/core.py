@@ -261,7 +261,9 @@ class EngineCore:
 
     def _book(self, step: Step, results: list[ChunkResult]) -> None:
         pairs = list(zip(step.chunks, results, strict=True))
-        going_on = [(chunk, result, chunk.seq.num_output_tokens) for chunk, result in pairs if not chunk.seq.finish_reason]
+        going_on = [
+            (chunk, result, chunk.seq.num_output_tokens) for chunk, result in pairs if not chunk.seq.finish_reason
+        ]
         self._tokens_in += sum(s.num_prompt_tokens for s in step.admitted if s.num_preemptions == 0)
         self.scheduler.book(step, [result.token for result in results])
         for chunk, result, before in going_on:

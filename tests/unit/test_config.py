@@ -79,7 +79,9 @@ def test_sampling_params_normalise():
 
 
 def test_an_unknown_field_is_answered_with_those_that_there_are():
-    with pytest.raises(RequestError, match=r"SamplingParams has no field temprature.*n, max_tokens.*did you mean temper"):
+    with pytest.raises(
+        RequestError, match=r"SamplingParams has no field temprature.*n, max_tokens.*did you mean temper"
+    ):
         SamplingParams(temprature=1)
     params = SamplingParams(stop=["a"])
     assert pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == dataclasses.replace(params) == params

@@ -53,7 +53,10 @@ class Known:
 
 
 def test_list(labkit, module):
-    known = [Known("toy", "small", "comes along", f"/data/{'toy' * 60}"), Known("smollm2-135m", "larger", "the hub", None)]
+    known = [
+        Known("toy", "small", "comes along", f"/data/{'toy' * 60}"),
+        Known("smollm2-135m", "larger", "the hub", None),
+    ]
     module("labkit.models.sources", known_models=lambda: known)
     status, out, err = labkit("models", "list")
     assert (status, err) == (0, "")
@@ -113,7 +116,6 @@ def test_rope_and_windows_in_words():
     assert _in_words("sliding_windows", (20, 20)) == "20 tokens"
     windows = (None, None, 4096, None)
     assert _in_words("sliding_windows", windows) == "layers 0 to 1: none; layer 2: 4,096 tokens; layer 3: none"
-
 
 
 def test_doctor_prints_every_fact(labkit, module):
