@@ -186,7 +186,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         tree: nodes.Template = _Bounded(bounds).visit(super()._parse(source, name, filename))
         return tree
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **options: Any) -> Any:  # noqa: B902, N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **options: Any) -> Any:
         # Jinja's names, so that a template's own keyword arguments never meet them.
         args = bounded_arguments(__obj, args, options)
         return __self.budget.made(super().call(__context, __obj, *args, **options))

@@ -133,7 +133,8 @@ def _cannot_fit(
     return ModelError(
         f"the model does not fit on {device}: {_readable(weights)} weights ({name}) + {_readable(activations)} "
         f"activations + {_readable(pool)} KV pool = {_readable(total)}, and {_readable(available)} are available; "
-        "take a smaller model, a 16-bit dtype, or lower num_kv_blocks, block_size, max_num_seqs or max_num_batched_tokens"
+        "take a smaller model, a 16-bit dtype, or lower num_kv_blocks, block_size, max_num_seqs or "
+        "max_num_batched_tokens"
     )
 
 

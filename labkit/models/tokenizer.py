@@ -13,6 +13,7 @@ import tokenizers
 
 from labkit.errors import ModelError, RequestError
 from labkit.models.chat_template import ChatTemplate
+from labkit.models.files import check_file
 from labkit.models.hf_config import read_json
 
 LONG_TEXT = 10_000  # characters, some milliseconds of work
@@ -152,6 +153,7 @@ def load_tokenizer(folder: Path, bos_token_id: int | None = None, eos_token_id: 
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ModelError(f"{path} is missing; it is the only tokenizer format that is read from a folder")
+    check_file(path, most=None)
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
@@ -212,6 +214,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja, else tokenizer_config.json's: a text, or a list of named ones."""
     path = folder / "chat_template.jinja"
     if path.exists():
+        check_file(path)
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:

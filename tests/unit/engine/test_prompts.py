@@ -76,6 +76,6 @@ def test_sampling_params_for_all_or_each():
 def test_one_talk_or_several():
     assert as_conversations(TALK) == [TALK] and as_conversations([TALK, TALK]) == [TALK, TALK]
     for wrong in ("hi", 5, TALK[0], ["hi"], [TALK, "hi"], [[5]], [TALK[0], 5]):
-        with pytest.raises(RequestError, match="messages.*list of .*role") as error:
+        with pytest.raises(RequestError, match=r"messages.*list of .*role") as error:
             as_conversations(wrong)
         assert error.value.param == "messages"
