@@ -159,6 +159,7 @@ class LLM:
                 for request_id in open_ids:
                     self._cancel(request_id)
                 bar.close()
+                del bar  # now: what Ctrl-C raises in a destructor is lost
         return [outputs[request.request_id] for request, _ in requests]
 
     def _stream(self, request: EngineRequest, text: str | None) -> Iterator[RequestOutput]:

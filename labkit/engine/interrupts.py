@@ -39,6 +39,14 @@ def interrupts_between_steps() -> Iterator[Callable[[], None]]:
             signum, frame = came.pop(0)
             handlers[signum](signum, frame)
 
+    def restore(numbers: list[int]) -> None:
+        """A handler that is back may raise at once; the others must come back all the same."""
+        if numbers:
+            try:
+                signal.signal(numbers[0], handlers[numbers[0]])
+            finally:
+                restore(numbers[1:])
+
     try:
         for number in WAITING:
             handler = signal.getsignal(number)
@@ -47,7 +55,8 @@ def interrupts_between_steps() -> Iterator[Callable[[], None]]:
                 signal.signal(number, note)
         yield check
     finally:
-        waiting = False  # from here on `note` passes on what comes, should a handler raise before all are back
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        check()
+        try:
+            restore(list(handlers))
+        finally:
+            waiting = False
+            check()
