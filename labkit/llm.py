@@ -203,13 +203,13 @@ class LLM:
     def _step(self) -> None:
         """One step of the engine; what it gave lies in the mailboxes then."""
         self._check_open()
-        with self._lock:
-            try:
+        try:
+            with self._lock:
                 self._hand_out(self.engine.step())
                 self._drop_abandoned()
-            except BaseException:
-                self._fail_all("a step was interrupted, and this request is lost; the engine goes on")
-                raise
+        except BaseException:
+            self._fail_all("a step was interrupted, and this request is lost; the engine goes on")
+            raise
 
     def _hand_out(self, report: StepReport) -> None:
         processed = self._processor.process(report.deltas)
@@ -223,11 +223,12 @@ class LLM:
 
     def _fail_all(self, error: str) -> None:
         """Some of what a step gave is lost, and nobody knows of which requests."""
-        for request_id in list(self._mailboxes):
-            if not self._is_done(request_id):
-                self._mailboxes[request_id] = error
-                self._processor.discard(request_id)
-                self.engine.cancel(request_id)
+        with self._lock:
+            for request_id in list(self._mailboxes):
+                if not self._is_done(request_id):
+                    self._mailboxes[request_id] = error
+                    self._processor.discard(request_id)
+                    self.engine.cancel(request_id)
 
     def _cancel(self, request_id: str) -> None:
         self._abandoned.append(request_id)
