@@ -200,3 +200,4 @@ class Delta:
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    choices: int = 1  # how many answers its request has

@@ -50,6 +50,8 @@ def resolve(model: str) -> Path:
         ModelError: naming what was not found, what MODEL can be, and names that are near.
     """
     name = str(model)
+    if not name.strip():
+        raise ModelError(f"the model's name is empty. {_FORMS}")
     if name in _TOYS:
         folder = _toy(name)
         if folder is None:
