@@ -32,7 +32,7 @@ from labkit.kernels.launch import dependent
 from labkit.kernels.tiles import power_of_two
 
 TILE, WARPS = 4096, 4  # logits of a chunk, and the warps that have them in registers
-ROW_WARPS = 8  # of the second kernel
+ROW_WARPS = 8  # of the second kernel, and of the third
 MAX_GROUPS = 4096  # groups of a row, for its registers
 GROUP_TILE = 2048  # logits of groups at once, and listed tokens of a flat row
 FEW = 256  # listed tokens of any other row

@@ -9,14 +9,23 @@ from labkit.kernels.jit import jit, tl
 
 
 @jit
-def finish(token, row, logits, parameters, seen, counts, parts, tokens, own, rows, chunks, LOGPROBS, PENALTIES, CHUNKS):
-    """Stores the row's token.
-
-    Args:
-        logits, parameters, seen, counts, parts: the row's own
-        tokens, own: [S]
-        LOGPROBS, PENALTIES, CHUNKS: constants
-    """
+def finish(
+    token,
+    row,
+    logits,
+    parameters,
+    seen,
+    counts,
+    parts,
+    tokens,
+    own,
+    rows,
+    chunks,
+    LOGPROBS: tl.constexpr,
+    PENALTIES: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):
+    """Stores the row's token; logits, parameters, seen, counts and parts are the row's own, tokens and own are [S]."""
     tl.store(tokens + row, token.to(tl.int64))
     if LOGPROBS:
         chunk = tl.arange(0, CHUNKS)
