@@ -34,7 +34,7 @@ STAGES: dict[str, Stage] = {
     "evaluate": evaluation.evaluate,
     "export": card.export_all,
 }
-EXTRA: dict[str, Stage] = {"measure-cpu": evaluation.measure_cpu}
+EXTRA: dict[str, Stage] = {"measure-cpu": card.measure_cpu}
 
 
 def main(
