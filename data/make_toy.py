@@ -34,9 +34,11 @@ STAGES: dict[str, Stage] = {
     "evaluate": evaluation.evaluate,
     "export": card.export_all,
 }
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 EXTRA: dict[str, Stage] = {"measure-cpu": card.measure_cpu}
 
 
+@app.command()
 def main(
     stage: Annotated[str, typer.Argument(help=f"all, or one of {', '.join([*STAGES, *EXTRA])}.")] = "all",
     work: Annotated[Path, typer.Option(help="Where the stages keep what they made.")] = HERE.parent / "build" / "toy",
@@ -73,4 +75,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

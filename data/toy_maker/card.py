@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import matplotlib
-from labkit.models import toys
 
+from labkit.models import toys
 from toy_maker.evaluation import measure_cpu_speed
-from toy_maker.files import atomically, read_json, write_json
+from toy_maker.files import atomically, read_json, write_json, write_text
 from toy_maker.filtering import write_sample
 from toy_maker.settings import Settings
 
@@ -28,7 +29,9 @@ def draw_curve(curve: list[dict[str, float]], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
     axes.plot([p["step"] for p in curve], [p["loss"] for p in curve], color="#0072B2", lw=0.8, label="training")
     held_out = [p for p in curve if "held_out" in p]
-    axes.plot([p["step"] for p in held_out], [p["held_out"] for p in held_out], "o--", color="#D55E00", label="held out")
+    axes.plot(
+        [p["step"] for p in held_out], [p["held_out"] for p in held_out], "o--", color="#D55E00", label="held out"
+    )
     axes.set(xlabel="step", ylabel="loss (nats a token)", ylim=(0, min(7, max(p["loss"] for p in curve))))
     axes.grid(alpha=0.3)
     axes.legend()
@@ -44,7 +47,7 @@ def write_cards(out: Path) -> None:
     for template, name in (("toy.md.j2", "toy"), ("draft.md.j2", "toy-draft")):
         config = read_json(out / name / "config.json")
         text = environment.get_template(template).render(measured, config=config)
-        atomically(out / name / "README.md", lambda part, text=text: part.write_text(text, encoding="utf-8"))
+        write_text(out / name / "README.md", text)
 
 
 def write_hashes(settings: Settings) -> None:
@@ -63,8 +66,7 @@ def _write_transcripts(transcripts: list[dict[str, Any]], folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     for number, one in enumerate(transcripts, start=1):
         text = f"labkit chat toy --temperature 0.8 --seed {one['seed']}\n\n> {one['prompt']}\n{one['text'].strip()}\n"
-        path = folder / f"{number:02}.txt"
-        atomically(path, lambda part, text=text: part.write_text(text, encoding="utf-8"))
+        write_text(folder / f"{number:02}.txt", text)
 
 
 def export_all(settings: Settings) -> None:
@@ -74,7 +76,7 @@ def export_all(settings: Settings) -> None:
         folder = settings.out / name
         for file in toys.FILES:
             source = settings.folder(stage) / "model" / file
-            atomically(folder / file, lambda part, source=source: shutil.copyfile(source, part))
+            atomically(folder / file, partial(shutil.copyfile, source))
         draw_curve(measured[stage]["curve"], folder / "loss.png")
     toy = settings.out / "toy"
     write_sample(settings, toy)

@@ -44,7 +44,9 @@ def small_talk(rng: random.Random) -> list[Message]:
     kind = rng.choices(("hello", "who", "feel", "other"), (5, 3, 1, 3))[0]
     if kind == "hello":
         greeting = rng.choice(words.GREETINGS)
-        return say(greeting, f"{rng.choice(('Hello!', 'Hi!', 'Hello there!'))} {rng.choice((ME + ' ', ''))}{_offer(rng)}")
+        return say(
+            greeting, f"{rng.choice(('Hello!', 'Hi!', 'Hello there!'))} {rng.choice((ME + ' ', ''))}{_offer(rng)}"
+        )
     if kind == "who":
         return say(rng.choice(words.WHO), f"{ME} {_offer(rng)}")
     if kind == "feel":
@@ -59,7 +61,9 @@ def _after(rng: random.Random, other: dict[str, Any]) -> list[Message]:
     kind = rng.choices(("thanks", "more", "bye", "story"), (3, 5, 1, 2))[0]
     if kind == "thanks":
         answer = rng.choice(("You are welcome!", "I am glad you liked it!", "Thank you!"))
-        return say(rng.choice(words.THANKS), f"{answer} {rng.choice(('Do you want to hear another one?', _offer(rng)))}")
+        return say(
+            rng.choice(words.THANKS), f"{answer} {rng.choice(('Do you want to hear another one?', _offer(rng)))}"
+        )
     if kind == "more":
         return say(rng.choice(words.MORE), other["story"])
     if kind == "bye":

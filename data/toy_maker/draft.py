@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from labkit import LLM, SamplingParams
 from torch import Tensor
 
+from labkit import LLM, SamplingParams
 from toy_maker.files import atomically
 from toy_maker.filtering import training_stories
 from toy_maker.model import DRAFT, TARGET, Llama
@@ -29,7 +30,7 @@ LONGEST = 400  # tokens of a story of the target's
 
 def engine(settings: Settings, folder: Path) -> LLM:
     """labkit over a folder of work/."""
-    fields: dict[str, int] = {} if settings.device == "cpu" else {"max_num_seqs": 512}
+    fields: dict[str, Any] = {} if settings.device == "cpu" else {"max_num_seqs": 512}
     dtype = settings.dtype
     return LLM(str(folder), device=settings.device, dtype=dtype, num_kv_blocks=24_000, quiet=True, **fields)
 
@@ -64,7 +65,9 @@ def distillation_loss(draft: Llama, target: Llama, ids: Tensor) -> Tensor:
     with torch.no_grad():
         wanted = target(ids[:, :-1]).float()
     said = F.log_softmax(draft(ids[:, :-1]).float(), dim=-1)
-    soft = F.kl_div(said.flatten(0, 1), F.log_softmax(wanted, dim=-1).flatten(0, 1), reduction="batchmean", log_target=True)
+    soft = F.kl_div(
+        said.flatten(0, 1), F.log_softmax(wanted, dim=-1).flatten(0, 1), reduction="batchmean", log_target=True
+    )
     return soft + HARD * F.nll_loss(said.flatten(0, 1), wanted.argmax(dim=-1).flatten())
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from labkit import LLM, SamplingParams
 from labkit.bench.machine import describe_machine
-
 from toy_maker import documents
 from toy_maker.draft import LONGEST, engine
 from toy_maker.files import read_json, write_json
@@ -150,7 +150,7 @@ def _samples(settings: Settings, llm: LLM, asks: list[str]) -> dict[str, Any]:
     def params(seed: int) -> SamplingParams:
         return SamplingParams(temperature=TEMPERATURE, seed=seed, max_tokens=longest)
 
-    six = ask(llm, asks[:6], [params(seed) for seed in range(1, 7)])
+    six = ask(llm, asks[:6], [params(seed) for seed in range(1, 1 + len(asks[:6]))])
     ten = ask(llm, TRANSCRIPTS, [params(seed) for seed in range(1, 11)])
     asks = asks[: settings.eval_samples]
     many = ask(llm, asks, [params(SEED + i) for i in range(len(asks))])
@@ -194,7 +194,7 @@ def evaluate(settings: Settings) -> None:
     path = settings.work / "measured.json"
     if path.exists():
         return
-    stories = list(itertools.islice(held_out_stories(settings), max(settings.eval_stories, settings.eval_prompts)))
+    stories = list(itertools.islice(held_out_stories(settings), max(settings.eval_stories, settings.eval_prompts, 6)))
     scored = stories[: settings.eval_stories]
     asks = [one["ask"] for one in stories]
     measured: dict[str, Any] = {"trained": True, "machine": machine(), "teacher": settings.teacher}

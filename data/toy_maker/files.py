@@ -21,8 +21,12 @@ def atomically(path: Path, write: Callable[[Path], Any]) -> None:
         part.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
 def write_json(path: Path, data: Any) -> None:
-    atomically(path, lambda part: part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8"))
+    write_text(path, json.dumps(data, indent=2) + "\n")
 
 
 def read_json(path: Path) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from toy_maker import sentences
-from toy_maker.files import atomically, read_lines, write_json, write_lines
+from toy_maker.files import read_lines, write_json, write_lines, write_text
 from toy_maker.settings import Settings
 from toy_maker.stories import shards
 
@@ -51,7 +51,9 @@ def _most_frequent(spoken: list[str], size: int) -> int:
     return max(grams.values(), default=0)
 
 
-def _check_shard(job: tuple[Path, int]) -> tuple[list[dict[str, Any]], collections.Counter[str], collections.Counter[str]]:
+def _check_shard(
+    job: tuple[Path, int],
+) -> tuple[list[dict[str, Any]], collections.Counter[str], collections.Counter[str]]:
     path, least_parts = job
     kept, reasons, seen = [], collections.Counter[str](), collections.Counter[str]()
     for record in read_lines(path):
@@ -146,7 +148,7 @@ def write_sample(settings: Settings, folder: Path) -> None:
         if size > settings.held_out_bytes:
             break
         lines.append(line)
-    atomically(folder / "held_out.jsonl", lambda part: part.write_text("".join(lines), encoding="utf-8"))
+    write_text(folder / "held_out.jsonl", "".join(lines))
 
 
 def training_stories(settings: Settings) -> Iterable[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The llama that is trained, in plain PyTorch, with Hugging Face's names for its tensors; and its export as a folder."""
+"""The llama that is trained, in plain PyTorch, tensors named as Hugging Face names them; and its export as a folder."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
         q, k, v = (
-            part(x).view(batch, length, -1, HEAD_DIM).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj)
+            part(x).view(batch, length, -1, HEAD_DIM).transpose(1, 2)
+            for part in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         # Written out: with enable_gqa some versions leave the fast kernels.

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from toy_maker.frame import ENDINGS, LAST, MORALS, OPENINGS
+
 
 @dataclass(frozen=True)
 class Plot:
@@ -19,45 +21,12 @@ class Plot:
     beats: tuple[tuple[str, ...], ...]
 
 
-OPENINGS = (
-    "Once upon a time, there was {a_who} named {N}. {N} lived {place}. ~{He} loved to",
-    "Once upon a time, there was {a_who} named {N}. ~{N} lived {place} with",
-    "Once upon a time, {place}, there lived {a_who} named {N}. ~Every day, {N}",
-    "Once there was {a_who} called {N}. {His} home was {place}. ~In the morning, {he}",
-    "{N} was {a_who} who lived {place}. ~{He} liked to",
-    "{N} was {a_who}. {He} lived {place}. ~Most of all, {N} loved",
-    "Long ago, {a_who} named {N} lived {place}. ~Everyone knew {N} because",
-    "There once was {a_who} {place}. {His} name was {N}. ~All day long, {he}",
-    "{Place}, there was {a_who}. {His} name was {N}. ~{N} had a",
-    "This is the story of {N}, {a_who} who lived {place}. ~Every day, {he}",
-)
-ENDINGS = (
-    "From that day on, {N} and {F} were best friends. ~They",
-    "{N} was very happy. ~That night, {he}",
-    "{F} smiled at {N}. ~\"You are",
-    "In the evening, {N} went home with a big smile. ~{He} told",
-    "After that, {N} and {F} met every day. ~They",
-    "{N} gave {F} a big hug. ~\"Thank you",
-    "And so {N} and {F} sat down together. ~The sun",
-)
-MORALS = {
-    "help": "it is good to help others|a kind heart is worth more than gold|small friends can be a big help",
-    "friend": "a friend makes every day better|you only have to say hello|friends can look very different",
-    "brave": "being brave means trying even when you are afraid|it is fine to be afraid sometimes|"
-    "with a friend, nothing is so scary",
-    "share": "food tastes best when you share it|sharing makes two people happy",
-    "true": "it is best to tell the truth|a mistake is not so bad when you say you are sorry",
-    "try": "you can learn anything if you try again|good things take time|you should never give up",
-    "home": "home is the best place of all|it is good to listen to your mother|someone is always there to help",
-    "kind": "you should not judge others by how they look|big and scary can be gentle and kind",
-}
-LAST = ("The end.", "And they all lived happily ever after.", "", "", "", "")
-
-
 def _plot(asks: str, topics: str, moral: str, *beats: str) -> Plot:
     """Beats as text: variants on a line each; the opening, the moral and the ending are added."""
     morals = MORALS[moral].split("|")
-    lessons = tuple(f"{{N}} learned that {one}." for one in morals) + tuple(f"Now {{N}} knew that {one}." for one in morals)
+    lessons = tuple(f"{{N}} learned that {one}." for one in morals) + tuple(
+        f"Now {{N}} knew that {one}." for one in morals
+    )
     middle = tuple(tuple(line.strip() for line in beat.strip().splitlines()) for beat in beats)
     return Plot(tuple(asks.split("|")), tuple(topics.split("|")), (OPENINGS, *middle, (*lessons, ""), ENDINGS, LAST))
 
@@ -74,7 +43,7 @@ PLOTS = {
         {N} wanted to keep the {thing}. But then {he} thought, "Someone must miss it." ~So {N}
         "I must find out who lost it," said {N}. ~{He} asked""",
         """Then {N} met {F} the {friend}. {F} was crying. "I lost my {thing}," said {F}. ~{N} felt
-        Near the {road}, {F} the {friend} was looking for something. ~"Have you seen my
+        Near the {road}, {F} the {friend} was looking for something. "Have you seen my {thing}?" asked {F}. ~{N} felt
         At last {N} came to the house of {F} the {friend}. ~{F} looked very""",
         """"Here it is!" said {N}, and gave the {thing} back to {F}. ~{F} was so happy that
         {N} held out the {thing}. "Is this yours?" {F} jumped for joy. ~"Yes! Thank you""",
@@ -124,7 +93,7 @@ PLOTS = {
         """{N} took a deep breath. {He} counted to three. ~Then {he}
         At first {N} was shaking. But then {he} saw that nothing bad happened. ~{He} began""",
         """"I did it!" said {N}. "I am not afraid of {fear} any more!" ~{F}
-        {N} laughed out loud. ~It was""",
+        {N} laughed out loud. ~{He} was not""",
     ),
     "lonely": _plot(
         "who wants a friend|who is looking for a friend|who has no friends|who makes a new friend|and a {friend}",
@@ -143,7 +112,8 @@ PLOTS = {
         They played hide and seek, and they laughed a lot. ~Then""",
     ),
     "share": _plot(
-        "who does not want to share|who learns to share|and a basket of {food}|who shares {his} {food}|who loves {food}",
+        "who does not want to share|who learns to share|and a basket of {food}|who shares {his} {food}|"
+        "who loves {food}",
         "sharing|{food}|a picnic|learning to share|being kind",
         "share",
         """One day, {N} had a big basket of {food}. ~They smelled
@@ -231,12 +201,13 @@ PLOTS = {
         """It was hard work, and {N} made a big mess. ~But
         In the evening, the present was ready. ~{N} looked""",
         """The next day, {N} went to the party. "Happy birthday, {F}!" ~{F} opened
-        {N} gave the present to {F}. ~"Did you""",
+        {N} gave the present to {F}. ~{F} opened it and""",
         """"This is the best present of all," said {F}, "because you made it." ~They
         Then they all ate cake and danced. ~It was""",
     ),
     "lostway": _plot(
-        "who gets lost|who gets lost in the woods|who cannot find the way home|who runs away from home|who wants to go home",
+        "who gets lost|who gets lost in the woods|who cannot find the way home|who runs away from home|"
+        "who wants to go home",
         "getting lost|coming home|the way home|a long walk",
         "home",
         """One day, {N} followed a pretty butterfly into the woods. ~It flew
@@ -255,7 +226,7 @@ PLOTS = {
         "who meets a {giant}|and a big {giant}|and a scary {giant}|and the {giant}",
         "a kind {giant}|a big {giant}|a scary {giant}|not judging others",
         "kind",
-        """Near {N}'s home lived a big {giant}. Everyone was afraid of it. ~They said
+        """Near {N}'s home lived a big {giant}. Everyone was afraid of it. ~They thought
         One day, a huge {giant} came. All the others ran away. ~{N}""",
         """One morning, {N} met the {giant}. ~It was
         But {N} was curious. {He} went closer to the {giant}. ~It had""",

@@ -59,7 +59,7 @@ class Plan:
 
 
 def with_article(noun: str) -> str:
-    """"fox" -> "a fox", "owl" -> "an owl"; what has an article or is many keeps as it is."""
+    """ "fox" -> "a fox", "owl" -> "an owl"; what has an article or is many keeps as it is."""
     if noun.startswith(("a ", "an ", "the ")):
         return noun
     return ("an " if noun[0] in "aeiou" and not noun.startswith(("unicorn", "one")) else "a ") + noun
@@ -116,6 +116,7 @@ def _draw_fields(rng: random.Random) -> dict[str, str]:
     }  # fmt: skip
     lists = {
         "food": words.FOODS, "fear": words.FEARS, "skill": words.SKILLS, "build": words.BUILDS, "gift": words.GIFTS,
+        "hobby": words.HOBBIES,
         "seed": words.SEEDS, "giant": [one for one in words.GIANTS if one != kind], "shelter": SHELTERS,
         "trap": TRAPS, "vase": VASES, "road": ROADS,
     }  # fmt: skip
@@ -135,7 +136,7 @@ def _beat(template: str, fields: dict[str, str]) -> Beat:
 
 def _ask(rng: random.Random, plot: Plot, fields: dict[str, str], tail: str) -> str:
     """Long, short, or by its topic, as people ask."""
-    name = f" named {fields['N']}" if rng.random() < 0.2 else ""
+    name = f" named {fields['N']}" if rng.random() < 0.25 else ""
     kind = with_article(fields["kind"])
     who = fields["a_who"] if rng.random() < 0.7 else kind
     form = rng.random()
@@ -149,6 +150,8 @@ def _ask(rng: random.Random, plot: Plot, fields: dict[str, str], tail: str) -> s
         about = f"{kind} and {with_article(fields['friend'])}"
     elif form < 0.90:
         about = f"{fields['N']} and {fields['F']}"
+    elif form < 0.93:
+        about = re.sub(r"^.*?\b(?=a |an |the )", "", fields["place"])  # "by the sea": the sea
     else:
         about = _fill(rng.choice(plot.topics), fields)
     templates, weights = zip(*ASKS, strict=True)

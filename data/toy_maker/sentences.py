@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Set
 
 PLAIN = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "…": "...", "\u00a0": " "})
 ALLOWED = re.compile(r"[A-Za-z ,.!?'\"-]+")
 END = re.compile(r'[.!?]+"?(?=\s|$)')
-CAPITALS_ANYWHERE = {"I", "I'm", "I'll", "I've", "I'd", "Mr", "Mrs", "Mom", "Dad", "Mommy", "Daddy", "Grandma", "Grandpa"}
+CAPITALS_ANYWHERE = {
+    "I",
+    "I'm",
+    "I'll",
+    "I've",
+    "I'd",
+    "Mr",
+    "Mrs",
+    "Mom",
+    "Dad",
+    "Mommy",
+    "Daddy",
+    "Grandma",
+    "Grandpa",
+}
 META = {"story", "stories", "teacher", "students", "student", "reader", "readers", "assistant", "sentence", "sentences"}
 MOST_WORDS = 30
 
@@ -56,9 +71,9 @@ def is_good(sentence: str, names: Set[str], wrong_words: Set[str], before: str) 
 
 
 def loops(spoken: list[str]) -> bool:
-    """The same three words twice, or one word three times in a row's length of eight."""
+    """The same three words twice, a word right after itself, or a longer one three times."""
     triples = list(zip(spoken, spoken[1:], spoken[2:]))
-    doubled = any(a == b for a, b in zip(spoken, spoken[1:]) if a not in ("very", "had", "that", "ha", "so"))
+    doubled = any(a == b for a, b in itertools.pairwise(spoken) if a not in ("very", "had", "that", "ha", "so"))
     doubled = doubled or any(a == c and b == "and" for a, b, c in triples)
     content = [word for word in spoken if len(word) > 3]
     return len(set(triples)) < len(triples) or doubled or any(content.count(word) > 2 for word in set(content))

@@ -54,7 +54,7 @@ class Settings:
 
 
 def smoke(settings: Settings) -> Settings:
-    """All stages tiny, on a CPU, with the toy that is there as teacher: shows that they work, not that they are good."""
+    """All stages tiny, on a CPU, with toy as teacher: it shows that they work, the models are no good."""
     return dataclasses.replace(
         settings,
         device="cpu",

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit import LLM, SamplingParams
-from labkit.engine.request import EngineRequest
 from tqdm import tqdm
 
+from labkit import LLM, SamplingParams
+from labkit.engine.request import EngineRequest
 from toy_maker import sentences
 from toy_maker.files import atomically, read_lines, write_lines
 from toy_maker.prompts import SEED, Plan, draw_plan
@@ -42,7 +42,7 @@ class Draft:
         self._tries = 0
         # Of the plot the opening knows nothing yet, or it would tell it all at once.
         self._ids = self._asked(f"{plan.who} named {plan.name}")
-        self._ends = [tokenizer.encode(end, add_special_tokens=False)[0] for end in ".!?"]
+        self._ends = tuple(tokenizer.encode(end, add_special_tokens=False)[0] for end in ".!?")
         self._enter()
 
     @property
@@ -213,6 +213,8 @@ def write_stories(settings: Settings) -> None:
     else:
         _run_processes(settings, seconds, limit)
     print(f"stories: about {story_tokens(settings) / 1e6:.2f} million tokens")
+    if seconds < settings.story_seconds and story_tokens(settings) < settings.story_tokens:
+        raise OutOfTime
     atomically(done, lambda part: part.touch())
 
 

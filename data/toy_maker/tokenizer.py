@@ -82,4 +82,3 @@ def make_tokenizer(settings: Settings) -> None:
 
 def load(settings: Settings) -> Tokenizer:
     return Tokenizer.from_file(str(settings.folder("tokenizer") / "tokenizer.json"))
-

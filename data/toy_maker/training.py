@@ -89,6 +89,7 @@ class Trainer:
         begun = saved = time.monotonic()
         timed_from = begun
         before = self.spent
+        value = torch.tensor(float("nan"))
         bar = tqdm(total=self.steps, initial=self.step, unit=" steps", mininterval=2, dynamic_ncols=True)
         while self.steps is None or self.step < self.steps:
             value = self._step(loss)

@@ -15,8 +15,10 @@ inventor explorer shepherd
 """.split()
 THINGS_ALIVE = """
 dragon robot monster unicorn ghost train car boat tractor snowman cloud star tree flower teapot kite toy clock balloon
-troll ship bus rocket spaceship scarecrow
+troll ship bus rocket spaceship scarecrow computer superhero vampire mountain river moon apple pumpkin shoe pencil
+book cookie lamp house guitar umbrella puppet doll
 """.split()
+THINGS_ALIVE += ["teddy bear", "fire truck", "night light", "polar bear", "police car", "rain cloud"]
 FRIENDS = """
 fox rabbit bear mouse cat dog owl frog duck hedgehog squirrel turtle bird lion monkey pig sheep horse cow hen deer
 otter beaver mole badger robot dragon
@@ -39,7 +41,7 @@ Tipsy Toto Tuffy Wally Willow Yoyo Zuzu Acorn Berry Bramble Clover Fern Maple Mo
 """.split()
 TRAITS = """
 little small shy brave kind lazy clever curious funny happy hungry lonely proud quiet silly sleepy friendly gentle busy
-grumpy careful young old tiny big cheerful clumsy polite strong smart sad messy noisy patient
+grumpy careful gentle tiny big cheerful clumsy polite strong smart sad messy noisy patient
 """.split()
 PLACES = """
 in a quiet forest|by the sea|on a small farm|in a little village|in a busy town|near a blue lake|on a green hill|
@@ -55,6 +57,11 @@ THINGS = """
 golden key|red ball|silver bell|blue hat|shiny coin|little box|old book|green scarf|wooden boat|lost toy|red balloon|
 magic stone|small drum|yellow umbrella|pretty shell|lost letter|glass marble|warm blanket|music box|paper crown|
 brown bag|big blue egg|tiny shoe|white feather|old lamp|purple ribbon|toy car|silver spoon|magic flute|red mitten
+""".replace("\n", "").split("|")
+HOBBIES = """
+sing songs|look at the clouds|play in the mud|climb trees|read books|dance in the rain|collect shells|sleep in the sun|
+paint pictures|tell jokes|run in the wind|count the stars|make soup|ride the bus|watch the boats|draw flowers|swim|
+play hide and seek|help others|ask questions|pick flowers|listen to stories|jump over puddles|build towers|drink tea
 """.replace("\n", "").split("|")
 FOODS = """
 apples|berries|cookies|carrots|pancakes|nuts|pears|cherries|plums|muffins|strawberries|honey cakes|grapes|peaches|buns
@@ -78,8 +85,8 @@ GIANTS = "dragon|bear|giant|wolf|monster|lion|troll|whale|elephant|bull".split("
 
 GREETINGS = "Hello!|Hi!|Hello|Hi|Hey|Hi there!|Good morning!|hello|hi|Hey there!|Good evening.|Hello there".split("|")
 WHO = """
-Who are you?|What are you?|What is your name?|What can you do?|Are you a robot?|Can you help me?|Tell me about yourself.|
-who are you|What's your name?|Are you a human?|What do you know?
+Who are you?|What are you?|What is your name?|What can you do?|Are you a robot?|Can you help me?|
+Tell me about yourself.|who are you|What's your name?|Are you a human?|What do you know?
 """.replace("\n", "").split("|")
 THANKS = """
 Thank you!|Thanks!|That was nice.|I liked that story.|Thank you|That was a good story!|thanks|Great story!|
@@ -92,11 +99,12 @@ Another story, please!|More, please.|another one|Again!
 BYES = "Bye!|Goodbye!|Good night!|See you!|Bye|Good night|See you tomorrow!".split("|")
 FEELINGS = "How are you?|How are you today?|How do you feel?|How is it going?|how are you".split("|")
 OTHER = """
-What is {n} plus {m}?|What is the capital of France?|Write a program in Python.|What time is it?|Who is the president?|
-How does a computer work?|Translate this into German.|What is the weather like?|Explain gravity.|Help me with my homework.|
-How tall is Mount Everest?|What is 2+2?|Can you write code?|What should I eat?|Why is the sky blue?|Give me some advice.|
-What is the meaning of life?|Who won the game?|Solve this equation.|Write an essay about history.|What is a transformer?|
-Tell me a joke.|Write a poem.|How do I cook rice?|What day is it today?|Do you like music?|What is a GPU?
+What is {n} plus {m}?|What is the capital of France?|Write a program in Python.|What time is it?|
+Who is the president?|How does a computer work?|Translate this into German.|What is the weather like?|
+Explain gravity.|Help me with my homework.|How tall is Mount Everest?|What is 2+2?|Can you write code?|
+What should I eat?|Why is the sky blue?|Give me some advice.|What is the meaning of life?|Who won the game?|
+Solve this equation.|Write an essay about history.|What is a transformer?|Tell me a joke.|Write a poem.|
+How do I cook rice?|What day is it today?|Do you like music?|What is a GPU?
 """.replace("\n", "").split("|")
 SYSTEMS = """
 You are a helpful assistant.|You tell short stories.|You are a kind storyteller.|You are a helpful AI assistant.|

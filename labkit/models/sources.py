@@ -13,7 +13,7 @@ from labkit.models import hub, toys, wheel
 from labkit.paths import cache_folder, shipped
 
 SMOLLM2, SMOLLM2_HUB_ID = "smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct"
-_TOYS = {"toy": "a small llama model that tells stories, for first steps", "toy-draft": "a smaller one that drafts for toy"}
+_TOYS = {"toy": "a small llama model that tells stories", "toy-draft": "a smaller one that drafts for toy"}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FORMS = (
     f"MODEL can be {', '.join(_TOYS)} or {SMOLLM2}, a folder in Hugging Face layout, a .gguf file, "

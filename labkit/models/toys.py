@@ -28,7 +28,9 @@ def check_files(name: str, folder: Path) -> None:
         if found is None:
             wrong.append(f"{path} is missing; its SHA-256 should be {expected}")
         elif found != expected:
-            wrong.append(f"{path} is not the file that labkit came with: its SHA-256 is {found}, it should be {expected}")
+            wrong.append(
+                f"{path} is not the file that labkit came with: its SHA-256 is {found}, it should be {expected}"
+            )
     if wrong:
         raise ModelError(
             f"{name}: {'; '.join(wrong)}. Get it back with `git checkout -- data/{name}`, or install labkit again"
