@@ -34,7 +34,8 @@ ENDINGS = (
 )
 MORALS = {
     "help": "it is good to help others|a kind heart is worth more than gold|small friends can be a big help",
-    "friend": "a friend makes every day better|you only have to say hello|friends can look very different",
+    "friend": "a friend makes every day better|it is nice to have a friend|everything is more fun together",
+    "hello": "you only have to say hello|a friend makes every day better|friends can look very different",
     "brave": "being brave means trying even when you are afraid|it is fine to be afraid sometimes|"
     "with a friend, nothing is so scary",
     "share": "food tastes best when you share it|sharing makes two people happy",

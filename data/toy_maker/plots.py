@@ -98,7 +98,7 @@ PLOTS = {
     "lonely": _plot(
         "who wants a friend|who is looking for a friend|who has no friends|who makes a new friend|and a {friend}",
         "friendship|making friends|a new friend|two friends|being lonely|friends",
-        "friend",
+        "hello",
         """{N} had no friends to play with. ~{He} felt
         But {N} was lonely. ~{He} wished
         {N} wanted to have a friend. ~So one day {he}""",
