@@ -51,6 +51,7 @@ def main(
     writers: Annotated[int, typer.Option(help="Processes that write stories, an engine each.")] = 4,
     target_seconds: Annotated[float, typer.Option(help="Time for the target's training.")] = 300,
     draft_seconds: Annotated[float, typer.Option(help="Time for the draft's training.")] = 100,
+    commit: Annotated[str | None, typer.Option(help="Of this checkout, for the card, where git cannot tell.")] = None,
 ) -> None:
     """Run all stages, or one."""
     stages = STAGES if stage == "all" else {stage: (STAGES | EXTRA).get(stage)}
@@ -60,7 +61,8 @@ def main(
         raise typer.BadParameter("--smoke makes models that are good for nothing; say with --out where they may go")
     told = settings.Settings(
         work=work, out=out, device=device, teacher=teacher, story_seconds=story_seconds, writers=writers,
-        target_seconds=target_seconds, draft_seconds=draft_seconds, deadline=time.monotonic() + time_limit,
+        target_seconds=target_seconds, draft_seconds=draft_seconds, commit=commit,
+        deadline=time.monotonic() + time_limit,
     )  # fmt: skip
     told = settings.smoke(told) if smoke else told
     for name, run in stages.items():

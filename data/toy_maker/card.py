@@ -95,7 +95,7 @@ def measure_cpu(settings: Settings) -> None:
     """The extra stage: one stream on this machine's CPU, added to the measurements beside the models, and the cards."""
     path = settings.out / "toy" / "measured.json"
     measured = read_json(path)
-    rate = measure_cpu_speed(settings.out / "toy")
+    rate = measure_cpu_speed(settings, settings.out / "toy")
     measured["speed"] = [one for one in measured["speed"] if one["gpu"]] + [rate]
     write_json(path, measured)
     write_cards(settings.out)

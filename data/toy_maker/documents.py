@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from toy_maker import tokenizer as tokenizers
 from toy_maker import words
-from toy_maker.files import atomically
+from toy_maker.files import atomically, write_json
 from toy_maker.filtering import held_out_stories, training_stories
 from toy_maker.prompts import SEED, with_article
 from toy_maker.settings import Settings
@@ -96,13 +96,16 @@ def documents(stories: Iterable[dict[str, Any]]) -> Iterator[str]:
         before = story
 
 
+def _encode(settings: Settings, texts: list[str]) -> Iterator[NDArray[np.uint16]]:
+    backend = tokenizers.load(settings)
+    for begin in tqdm(range(0, len(texts), 2000), "tokens"):
+        for one in backend.encode_batch_fast(texts[begin : begin + 2000], add_special_tokens=False):
+            yield np.array(one.ids, dtype=np.uint16)
+
+
 def _pack(settings: Settings, name: str, texts: list[str]) -> None:
     """{name}.npz: `tokens`, uint16, one document after the other, and `starts`, where each begins."""
-    backend = tokenizers.load(settings)
-    rows: list[NDArray[np.uint16]] = []
-    for begin in tqdm(range(0, len(texts), 2000), f"tokens of {name}"):
-        batch = backend.encode_batch_fast(texts[begin : begin + 2000], add_special_tokens=False)
-        rows += [np.array(one.ids, dtype=np.uint16) for one in batch]
+    rows = list(_encode(settings, texts))
     lengths = np.array([len(row) for row in rows])
     starts = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
 
@@ -120,6 +123,8 @@ def tokenize(settings: Settings) -> None:
     folder = settings.folder("tokens")
     if not (folder / "held_out.npz").exists():
         stories = list(training_stories(settings))
+        count = sum(map(len, _encode(settings, [one["story"] for one in stories])))
+        write_json(folder / "facts.json", {"story_tokens": count})
         random.Random(SEED).shuffle(stories)
         _pack(settings, "train", list(documents(stories)))
         chats = [tokenizers.render(say(one["ask"], one["story"])) for one in held_out_stories(settings)]

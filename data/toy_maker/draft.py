@@ -25,7 +25,6 @@ from toy_maker.training import Trainer, Windows, compiled, finish, held_out_loss
 
 HARD = 0.5  # weight of the target's most likely token beside the divergence from all its probabilities
 CONTEXT = 512
-LONGEST = 400  # tokens of a story of the target's
 
 
 def engine(settings: Settings, folder: Path) -> LLM:
@@ -44,7 +43,7 @@ def write_continuations(settings: Settings) -> None:
     asks += asks[: max(0, 8 - len(asks))]
     with engine(settings, settings.folder("target") / "model") as llm:
         prompts = [llm.tokenizer.apply_chat_template([{"role": "user", "content": ask}]) for ask in asks]
-        longest = min(LONGEST, settings.context - max(map(len, prompts)))
+        longest = min(settings.longest, settings.context - max(map(len, prompts)))
         params = [
             SamplingParams(temperature=0.8 * (i % 2), max_tokens=longest, seed=SEED + i, detokenize=False)
             for i in range(len(prompts))

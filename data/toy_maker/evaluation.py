@@ -20,7 +20,7 @@ import torch
 from labkit import LLM, SamplingParams
 from labkit.bench.machine import describe_machine
 from toy_maker import documents
-from toy_maker.draft import LONGEST, engine
+from toy_maker.draft import engine
 from toy_maker.files import read_json, write_json
 from toy_maker.filtering import held_out_stories
 from toy_maker.model import DRAFT, Llama
@@ -130,7 +130,7 @@ def speed(llm: LLM, tokens: int) -> float:
     return round(max(rates[1:]), 1)
 
 
-def machine() -> dict[str, Any]:
+def machine(settings: Settings) -> dict[str, Any]:
     """Where and when, for the card."""
     found = describe_machine()
     return {
@@ -138,14 +138,14 @@ def machine() -> dict[str, Any]:
         "cpu": found.cpu,
         "cores": found.cores,
         "torch": found.packages["torch"],
-        "commit": found.commit,
+        "commit": (settings.commit or found.commit or "unknown")[:9],
         "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
 
 
 def _samples(settings: Settings, llm: LLM, asks: list[str]) -> dict[str, Any]:
     """Texts for the card, and how varied many of them are."""
-    longest = _longest(settings)
+    longest = settings.longest
 
     def params(seed: int) -> SamplingParams:
         return SamplingParams(temperature=TEMPERATURE, seed=seed, max_tokens=longest)
@@ -166,10 +166,6 @@ def _samples(settings: Settings, llm: LLM, asks: list[str]) -> dict[str, Any]:
         },
         "ended": sum(one.outputs[0].finish_reason == "stop" for one in many) / len(many),
     }
-
-
-def _longest(settings: Settings) -> int:
-    return min(LONGEST, settings.context - 64)  # room for the request
 
 
 def _told(seed: int, text: str, output: Any) -> dict[str, Any]:
@@ -197,25 +193,28 @@ def evaluate(settings: Settings) -> None:
     stories = list(itertools.islice(held_out_stories(settings), max(settings.eval_stories, settings.eval_prompts, 6)))
     scored = stories[: settings.eval_stories]
     asks = [one["ask"] for one in stories]
-    measured: dict[str, Any] = {"trained": True, "machine": machine(), "teacher": settings.teacher}
+    measured: dict[str, Any] = {"trained": True, "machine": machine(settings), "teacher": settings.teacher}
     with engine(settings, settings.folder("target") / "model") as llm:
         talks = [[{"role": "user", "content": one["ask"]}] for one in scored]
         bits = {"toy": bits_per_byte(llm, talks, [one["story"] for one in scored])}
         measured |= _samples(settings, llm, asks)
-        greedy = ask(llm, asks[: settings.eval_prompts], SamplingParams(temperature=0, max_tokens=_longest(settings)))
-        measured["speed"] = [{"tokens_a_second": speed(llm, 64), "dtype": settings.dtype, **machine()}]
+        greedy = ask(llm, asks[: settings.eval_prompts], SamplingParams(temperature=0, max_tokens=settings.longest))
+        measured["speed"] = [
+            {"tokens_a_second": speed(llm, min(64, settings.longest)), "dtype": settings.dtype, **machine(settings)}
+        ]
     measured["acceptance"] = acceptance(settings, [(one.prompt_token_ids, one.outputs[0].token_ids) for one in greedy])
     bits |= _teachers(settings, scored)
     bits["five_gram"] = ngram_bits_per_byte(settings, scored)
     measured["bits_per_byte"] = bits
     measured["scored"] = {"stories": len(scored), "bytes": sum(len(one["story"].encode()) for one in scored)}
     measured["stories"] = read_json(settings.folder("clean") / "counts.json")
+    measured["story_tokens"] = facts_of(settings, "tokens")["story_tokens"]
     measured["target"], measured["draft"] = facts_of(settings, "target"), facts_of(settings, "draft")
     write_json(path, measured)
     print(f"bits per byte {bits}; {measured['acceptance']}; {measured['distinct_4']}")
 
 
-def measure_cpu_speed(folder: Path) -> dict[str, Any]:
+def measure_cpu_speed(settings: Settings, folder: Path) -> dict[str, Any]:
     """One stream of a model on this machine's CPU."""
     with LLM(str(folder), device="cpu", quiet=True) as llm:
-        return {"tokens_a_second": speed(llm, 128), "dtype": "float32", **machine(), "gpu": None}
+        return {"tokens_a_second": speed(llm, 128), "dtype": "float32", **machine(settings), "gpu": None}

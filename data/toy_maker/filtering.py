@@ -6,14 +6,15 @@ First each story alone, in all cores; then all of them together, in the order of
 from __future__ import annotations
 
 import collections
-import hashlib
 import json
 import multiprocessing
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from toy_maker import sentences
@@ -25,6 +26,7 @@ LEAST_WORDS, MOST_WORDS = 50, 260
 COMMON_WORDS = 6000  # the vocabulary: this many of the most frequent words
 MOST_RARE = 0.02  # share of a story's words that may be others
 SHINGLE = 6  # words
+SAMPLED = 3
 MOST_SHARED = 0.6  # share of a story's shingles that an earlier story may have had: what is ours in a plot comes again
 
 
@@ -60,16 +62,21 @@ def _check_shard(
         reason = reason_against(record, least_parts)
         reasons[reason or "good"] += 1
         if reason is None:
-            kept.append(record)
-            seen.update(sentences.words(record["story"]))
+            spoken = sentences.words(record["story"])
+            kept.append(record | {"shingles": shingles(spoken)})
+            seen.update(spoken)
     return kept, reasons, seen
 
 
-def shingles(text: str) -> set[int]:
-    """Hashes of every run of SHINGLE words."""
-    spoken = sentences.words(text)
-    runs = (" ".join(spoken[i : i + SHINGLE]) for i in range(len(spoken) - SHINGLE + 1))
-    return {int.from_bytes(hashlib.blake2b(run.encode(), digest_size=6).digest()) for run in runs}
+def shingles(spoken: list[str]) -> set[int]:
+    """Hashes of a SAMPLED-th of all runs of SHINGLE words, the same runs in every text."""
+    hashes = np.array([zlib.crc32(word.encode()) for word in spoken], dtype=np.uint64)
+    count = max(0, len(hashes) - SHINGLE + 1)
+    runs = np.zeros(count, dtype=np.uint64)
+    for i in range(SHINGLE):
+        runs = runs * np.uint64(0x9E3779B97F4A7C15) + hashes[i : i + count]
+    mixed = runs ^ (runs >> np.uint64(29))
+    return set(mixed[mixed % np.uint64(SAMPLED) == 0].tolist())
 
 
 class Seen:
@@ -78,8 +85,7 @@ class Seen:
     def __init__(self) -> None:
         self._owner: dict[int, int] = {}  # the last story with that shingle
 
-    def is_new(self, number: int, text: str) -> bool:
-        own = shingles(text)
+    def is_new(self, number: int, own: set[int]) -> bool:
         owners = collections.Counter(self._owner[one] for one in own if one in self._owner)
         if owners and owners.most_common(1)[0][1] > MOST_SHARED * len(own):
             return False
@@ -114,7 +120,7 @@ def filter_stories(settings: Settings) -> None:
         return
     simple, reasons = _good_stories(settings)
     seen = collections.defaultdict[str, Seen](Seen)
-    stories = [one for one in tqdm(simple, "near duplicates") if seen[one["plot"]].is_new(one["number"], one["story"])]
+    stories = [one for one in simple if seen[one["plot"]].is_new(one["number"], one.pop("shingles"))]
     reasons["near duplicate"] = len(simple) - len(stories)
     if not stories:
         raise RuntimeError(f"no story was good enough: {dict(reasons)}")

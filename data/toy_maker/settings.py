@@ -31,12 +31,14 @@ class Settings:
     target_steps: int | None = None  # None: as many as target_seconds hold
     draft_seconds: float = 100
     draft_steps: int | None = None
-    draft_prompts: int = 16_000
+    draft_prompts: int = 14_000
+    longest: int = 400  # of an answer that is drawn from the models
     eval_stories: int = 400
     eval_samples: int = 100
     eval_prompts: int = 200
     ngram_tokens: int = 12_000_000
     checkpoint_seconds: float = 60
+    commit: str | None = None  # of the checkout, where git cannot tell
     deadline: float = field(default_factory=lambda: float("inf"))  # of time.monotonic()
 
     @property
@@ -59,8 +61,8 @@ def smoke(settings: Settings) -> Settings:
         settings,
         device="cpu",
         teacher="toy",
-        story_tokens=12_000,
-        story_seconds=40,
+        story_tokens=4000,
+        story_seconds=900,
         writers=1,
         writer_seqs=16,
         shard_stories=16,
@@ -70,10 +72,11 @@ def smoke(settings: Settings) -> Settings:
         vocab_size=600,
         context=512,
         batch=2,
-        target_steps=12,
-        draft_steps=8,
+        target_steps=6,
+        draft_steps=4,
         draft_prompts=8,
         eval_stories=4,
+        longest=24,
         eval_samples=4,
         eval_prompts=4,
         checkpoint_seconds=2,

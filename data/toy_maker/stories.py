@@ -24,6 +24,7 @@ from toy_maker.settings import OutOfTime, Settings
 SYSTEM = "You tell stories to small children. You use easy words and short sentences."
 REQUEST = "Tell me a short, simple story about {}."
 TRIES = 2
+TO_FINISH = 20  # seconds for the stories that are open when the time is over
 BYTES_A_TOKEN = 4.2  # of the toy's tokenizer on these stories, for the estimate of how many there are
 SAMPLING: dict[str, Any] = {"temperature": 0.75, "min_p": 0.12, "detokenize": False}
 
@@ -129,7 +130,8 @@ class Writer:
 
     def write(self, seconds: float, limit: int, bar: tqdm | None) -> None:
         """Stories for `seconds`, or until `limit` tokens are there; those begun are finished."""
-        end = time.monotonic() + seconds
+        # To load and to compile takes its time, too, and what was begun is still to be finished.
+        end = min(time.monotonic() + seconds, self.settings.deadline - TO_FINISH)
         characters = 0
         while True:
             going = time.monotonic() < end and characters / BYTES_A_TOKEN < limit
@@ -203,7 +205,7 @@ def write_stories(settings: Settings) -> None:
     done = settings.folder("stories") / "done"
     if done.exists():
         return
-    seconds = min(settings.story_seconds, settings.seconds_left() - 20)
+    seconds = min(settings.story_seconds, settings.seconds_left() - TO_FINISH)
     tokens = story_tokens(settings)
     if seconds < 5:
         raise OutOfTime

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def make_tokenizer(settings: Settings) -> None:
     path = settings.folder("tokenizer") / "tokenizer.json"
     if path.exists():
         return
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
     stories = itertools.islice(training_stories(settings), TRAINING_STORIES)
     texts = (text for one in stories for text in (one["story"], one["ask"]))
     talk = [*words.GREETINGS, *words.WHO, *words.THANKS, *words.MORE, *words.OTHER, *words.SYSTEMS]

@@ -73,7 +73,7 @@ def test_bars() -> None:
     assert bits["toy"] < bits["five_gram"]
     assert numbers["distinct_4"]["within_a_sample"] > 0.85
     assert numbers["acceptance"]["drafted"] == 4 and numbers["acceptance"]["tokens_a_step"] >= 2.2
-    assert numbers["target"]["corpus_tokens"] >= 15e6
+    assert numbers["story_tokens"] >= 15e6
     assert numbers["ended"] > 0.9
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from toy_maker.filtering import Seen, reason_against, split
+from toy_maker.filtering import Seen, reason_against, shingles, split
 from toy_maker.sentences import is_good, normalise
 from toy_maker.sentences import split as sentences_of
 
@@ -70,11 +70,11 @@ def test_bad_stories_and_why(changes: dict[str, object], reason: str) -> None:
 
 def test_near_duplicates_are_found_whatever_their_first_words() -> None:
     seen = Seen()
-    text = " ".join(f"word{n}" for n in range(60)).replace("0", "x")
-    letters = " ".join(chr(97 + n % 26) * (1 + n // 26) for n in range(60))
-    assert seen.is_new(1, letters)
-    assert not seen.is_new(2, "another start " + letters)
-    assert seen.is_new(3, text)
+    first, other = [f"one{n}" for n in range(200)], [f"two{n}" for n in range(200)]
+    assert seen.is_new(1, shingles(first))
+    assert not seen.is_new(2, shingles(["another", "start", *first]))
+    assert seen.is_new(3, shingles(other + first[:50]))
+    assert 40 < len(shingles(first)) < 90  # a third of 195
 
 
 def test_no_request_is_on_both_sides_of_the_split() -> None:
