@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,14 @@ SCRIPT = Path(__file__).resolve().parents[3] / "data" / "make_toy.py"
 
 def make(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
     where = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TQDM_DISABLE": "1"}
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, str(SCRIPT), *args, *where], env=environment, capture_output=True, text=True, check=False
     )
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_all_stages(tmp_path: Path) -> None:
     done = make(tmp_path, "all", "--smoke")
     assert done.returncode == 0, done.stderr
@@ -38,9 +38,8 @@ def test_all_stages(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out" / "toy" / "transcripts").iterdir())) == 10
 
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*") if path.is_file()}
-    begun = time.monotonic()
     again = make(tmp_path, "all", "--smoke")
-    assert again.returncode == 0 and time.monotonic() - begun < 30
+    assert again.returncode == 0, again.stderr
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
