@@ -106,14 +106,14 @@ def find_cut(
     """
     cut = low
     ties = tl.full((), 2147483647, tl.int32)
-    for stage in range(0, 2):  # top_k, then top_p; a loop, so that the code is there only once
+    for stage in range(2):  # top_k, then top_p; a loop, so that the code is there only once
         target = tl.where(stage == 0, -1.0, top_p * tl.where(total < 0.0, heavy, total))
         count = tl.where(stage == 0, top_k, tl.where(top_p < 1.0, 0, 2147483647))
         low, many, heavy, above, lighter = _raise(
             row, first, flat, best, cut, many, heavy, count, target, tokens, room, GROUP, TILE
         )
         # Of equals, the last that is needed to reach the target is the last that is kept.
-        weight = tl.maximum(tl.exp(unordered(low) - best), 1e-38)
+        weight = tl.maximum(tl.exp(unordered(low) - best), 2e-38)  # a normal number
         needed = tl.minimum(tl.ceil((target - lighter) / weight), 1e9).to(tl.int32)
         needed = tl.where(stage == 0, top_k - above, needed)
         needed = tl.where(many > count, needed, 2147483647)

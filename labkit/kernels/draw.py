@@ -33,6 +33,7 @@ from labkit.kernels.tiles import power_of_two
 
 TILE, WARPS = 4096, 4  # logits of a chunk, and the warps that have them in registers
 ROW_WARPS = 8  # of the second kernel, and of the third
+FLAT_REGISTERS = 128  # of a thread of the third kernel: two programs fit a multiprocessor at once, as of the second
 MAX_GROUPS = 4096  # groups of a row, for its registers
 GROUP_TILE = 2048  # logits of groups at once, and listed tokens of a flat row
 FEW = 256  # listed tokens of any other row
@@ -96,6 +97,7 @@ def draw(
     sizes = (rows, vocab, chunks, groups)
     options = {"LOGPROBS": logprobs, "PENALTIES": changes.counts is not None, "GROUP": group} | dependent(device)
     row_options = options | {"CHUNKS": power_of_two(chunks), "GROUPS": power_of_two(groups), "GROUP_TILE": GROUP_TILE}
+    row_options["num_warps"] = ROW_WARPS
     chunk_kernel[(chunks, rows)](
         *state,
         *(parts, maxima, adjustments, adjustments.stride(0), starts),
@@ -108,11 +110,9 @@ def draw(
         num_warps=WARPS,
     )
     results = (parts, maxima, listed, tokens, own)
-    row_kernel[(rows,)](
-        *state, *results, *sizes, **row_options, FILTERED=filtered, TILE=TILE, FEW=FEW, num_warps=ROW_WARPS
-    )
+    row_kernel[(rows,)](*state, *results, *sizes, **row_options, FILTERED=filtered, TILE=TILE, FEW=FEW)
     if filtered:
-        flat_kernel[(rows,)](*state, *results, *sizes, **row_options, num_warps=ROW_WARPS)
+        flat_kernel[(rows,)](*state, *results, *sizes, **row_options, maxnreg=FLAT_REGISTERS)
     return tokens, own
 
 

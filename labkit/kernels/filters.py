@@ -152,10 +152,10 @@ def _rank(keys, count, best, scratch, FEW: tl.constexpr):
     lane = tl.arange(0, FEW)
     tl.store(scratch + lane, keys.to(tl.int32, bitcast=True), mask=lane < count)
     tl.debug_barrier()
-    many = tl.zeros((FEW, 16), tl.int32)
-    mass = tl.zeros((FEW, 16), tl.float32)
-    for begin in range(0, count, 16):
-        others = begin + tl.arange(0, 16)
+    many = tl.zeros((FEW, 8), tl.int32)
+    mass = tl.zeros((FEW, 8), tl.float32)
+    for begin in range(0, count, 8):  # more at a time would take too many registers
+        others = begin + tl.arange(0, 8)
         theirs = tl.load(scratch + others, mask=others < count, other=0).to(tl.uint32, bitcast=True)
         weights = tl.exp(unordered(theirs) - best)
         larger = theirs[None, :] > keys[:, None]
