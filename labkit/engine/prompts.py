@@ -105,4 +105,6 @@ def _is_id(item: object) -> bool:
 
 def _plain(ids: list[Any]) -> list[int]:
     """Python's own integers; what is no integer is left for the engine's limits to refuse."""
+    if set(map(type, ids)) <= {int}:  # as nearly always: a long prompt would take milliseconds one by one
+        return ids
     return [int(item) if _is_id(item) else item for item in ids]
