@@ -42,7 +42,7 @@ def serve(
         Path | None,
         typer.Option(help="Open loop as in this JSONL: arrival_s, prompt_tokens, output_tokens, or our trace."),
     ] = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="In a run; 8 a client or 30 s unless given.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="In a run; 4 to 8 a client or 30 s unless given.")] = None,
     url: Url = None,
     key: Key = "dev-key",
     api: Annotated[str, typer.Option(help="completions (token ids) or chat (text).")] = "completions",

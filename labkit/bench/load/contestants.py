@@ -82,10 +82,15 @@ class Offline:
         lengths = [ask.max_tokens for ask in load.asks]
         prompts = [ask.prompt for ask in load.asks]
         answer = self._engine.run(Workload(load.name, load.seed, "output", load.temperature, prompts, lengths))
-        rows = zip(answer.finished_s, map(len, prompts), map(len, answer.token_ids), strict=True)
         timings = [
-            Timing(0.0, None, None, None, answer.seconds if end is None else end, None, came, went, "tokens", 0, None)
-            for end, came, went in rows
+            Timing(
+                sent_s=0.0,
+                end_s=answer.seconds if end is None else end,
+                prompt_tokens=len(prompt),
+                output_tokens=len(tokens),
+                counted_by="tokens",
+            )
+            for prompt, tokens, end in zip(prompts, answer.token_ids, answer.finished_s, strict=True)
         ]
         return Ran(timings, numbers.summarise(timings, [], Objective()), None)
 

@@ -41,11 +41,12 @@ class Watch:
 
     async def run(self, bar: tqdm) -> None:
         """Until it is cancelled."""
+        began = time.monotonic()
         with bar:
             while True:
                 self.samples.append(await asyncio.to_thread(self.look))
                 await asyncio.sleep(SECONDS_BETWEEN_SAMPLES)
-                bar.update()
+                bar.update(round(time.monotonic() - began) - bar.n)
 
     async def idle(self, seconds: float) -> None:
         """Wait until the server is at rest, its connections closed; the first call is `before`, the next `after`."""

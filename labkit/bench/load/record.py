@@ -11,7 +11,7 @@ from labkit.bench.machine import Machine
 SCHEMA = 1
 
 
-class Timing(msgspec.Struct, frozen=True):
+class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request as its client saw it; seconds since the run began.
 
     Attributes:
@@ -26,16 +26,16 @@ class Timing(msgspec.Struct, frozen=True):
     """
 
     sent_s: float
-    due_s: float | None
-    first_s: float | None
-    last_s: float | None
+    due_s: float | None = None
+    first_s: float | None = None
+    last_s: float | None = None
     end_s: float
-    longest_gap_s: float | None
+    longest_gap_s: float | None = None
     prompt_tokens: int
     output_tokens: int
-    counted_by: str
-    chunks: int
-    error: str | None
+    counted_by: str = "usage"
+    chunks: int = 0
+    error: str | None = None
 
 
 class Spread(msgspec.Struct, frozen=True):

@@ -186,11 +186,13 @@ def start_vllm(place: Place) -> Server:
     """
     if importlib.util.find_spec("vllm") is None:
         raise NotMeasuredError("not measured: vllm is not installed here; pip install vllm")
+    if place.model.endswith(".gguf"):
+        raise NotMeasuredError("not measured: it is compared on folders of safetensors, not on a GGUF file")
     options = as_options(engine_fields(place))
     target = Target(f"http://127.0.0.1:{free_port()}", place.name, place.key, place.api)
     port = target.url.rpartition(":")[2]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", place.model]
-    command += ["--served-model-name", place.name, "--port", port, *options]
+    command += ["--served-model-name", place.name, "--host", "127.0.0.1", "--port", port, *options]
     how = f"{metadata.version('vllm')}, its OpenAI server {' '.join(options)}"
     try:
         return Server("vllm", how, target, command, "/health", {**VLLM_ENVIRONMENT, "VLLM_API_KEY": place.key})

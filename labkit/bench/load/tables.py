@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from labkit.bench.load.numbers import by_engine, median_ms, median_rate
 from labkit.bench.load.record import LoadRun, ServeRecord, SoakRecord
 from labkit.bench.table import NOT_MEASURED, counted, machine_line, table_head, table_row
@@ -11,7 +13,7 @@ BUSY = 0.8  # of a core: from here on a process of clients may be what is measur
 
 def of_serve(record: ServeRecord, path: str) -> str:
     """Every load and engine: rates, and times at the middle and at the 99th percentile; medians over the runs."""
-    rates = ["out tok/s", "in tok/s"]
+    rates = ["out tok/s", "in tok/s", "chunks a token"]
     times = ["TTFT ms", "TPOT ms", "gap ms", "end to end ms", "queue ms"]
     lines = table_head([f"{record.model}, load", "engine", *rates, *times, "good", "failed"], 2)
     for (load, engine), runs in by_engine(record.runs).items():
@@ -31,8 +33,9 @@ def of_serve(record: ServeRecord, path: str) -> str:
 
 
 def _rates(runs: list[LoadRun]) -> list[str]:
-    prompt = sorted(run.summary.prompt_tok_s for run in runs)[len(runs) // 2]
-    return [f"{median_rate(runs):,.0f}", f"{prompt:,.0f}"]
+    prompt = median(run.summary.prompt_tok_s for run in runs)
+    chunks = [run.summary.chunks_per_token for run in runs if run.summary.chunks_per_token is not None]
+    return [f"{median_rate(runs):,.0f}", f"{prompt:,.0f}", f"{median(chunks):.2f}" if chunks else NOT_MEASURED]
 
 
 def _times(runs: list[LoadRun]) -> list[str]:

@@ -22,7 +22,6 @@ from labkit.bench.load.arrivals import Arrival, Bursts, Closed, Poisson, Recorde
 from labkit.errors import LabkitError
 
 LARGEST_ID = 10_000  # prompts are drawn from 0 to this, or to what the vocabulary has
-REQUESTS_A_CLIENT = 8  # in a closed loop
 OPEN_SECONDS = 30.0  # for which an open loop sends
 WORDS = (
     "the of and to in is that it for was on are with as at be this have from or one had by but not what all were we "
@@ -133,7 +132,7 @@ def number_of(arrival: Arrival) -> int:
     """How many requests a run has unless told."""
     match arrival:
         case Closed(clients=clients):
-            return REQUESTS_A_CLIENT * clients
+            return max(4 * clients, min(8 * clients, 512))
         case Recorded(rows=rows):
             return len(rows)
         case _:
@@ -156,16 +155,17 @@ def make_load(
     shape = shape_of(workload)
     arrival = shape.arrival if arrival is None else arrival
     count = number_of(arrival) if requests is None else requests
-    # Of a text seed Random takes all of it, the same on every machine; the shared prompt is the same in every run.
-    shared, r = Random(f"{workload} shared"), Random(f"{workload} {seed}")
+    # Random takes all of a text as its seed. The shared beginning is the same in every run; lengths are the same under
+    # every load with that seed; the rest differs, or one load would find the last one's prompts in the prefix cache.
+    shared, lengths, own = Random(workload), Random(f"{workload} {seed}"), Random(f"{workload} {seed} {arrival}")
     largest = min(LARGEST_ID, vocab_size - 1)
     prefix, system = _ids(shape.shared, largest, shared), _words(shape.shared, shared)
     asks = []
-    for number, due in enumerate(times(arrival, count, r)):
-        own, out = shape.tokens_in.draw(r), shape.tokens_out.draw(r)
+    for number, due in enumerate(times(arrival, count, own)):
+        came, went = shape.tokens_in.draw(lengths), shape.tokens_out.draw(lengths)
         if isinstance(arrival, Recorded):  # the recording tells all but the tokens themselves
-            own, out = max(1, arrival.rows[number].prompt_tokens - shape.shared), arrival.rows[number].output_tokens
-        asks.append(Ask(prefix + _ids(own, largest, r), (system, _words(own, r)), out, due))
+            came, went = max(1, arrival.rows[number].prompt_tokens - shape.shared), arrival.rows[number].output_tokens
+        asks.append(Ask(prefix + _ids(came, largest, own), (system, _words(came, own)), went, due))
     name = workload if arrival == shape.arrival else f"{workload}, {arrival}"
     return Load(name, arrival, seed, temperature, asks)
 
