@@ -70,6 +70,8 @@ def serve(
         raise typer.BadParameter(f"there is no server of {strangers[0]!r} to compare with; there is vllm")
     if api not in ("completions", "chat"):
         raise typer.BadParameter(f"--api is {api!r}; it can be completions or chat")
+    if out is not None and out.suffix != ".json":
+        raise typer.BadParameter(f"--out is {str(out)!r}; it must end in .json, the CSV goes beside it")
     if url is not None and (peer or offline or engine):
         raise typer.BadParameter("--peer, --offline and --engine go with a server that is started here, without --url")
     options = engine_options(engine)
@@ -78,8 +80,8 @@ def serve(
     from labkit.bench.commands import RECORDED, free_name
     from labkit.bench.load.record import Objective
     from labkit.bench.load.serve import Settings, measure
+    from labkit.bench.load.summary_csv import write_serve
     from labkit.bench.load.tables import of_serve
-    from labkit.bench.record import write_json
 
     beside = bool(peer) + offline
     settings = Settings(
@@ -107,9 +109,9 @@ def serve(
     (out or RECORDED / "x").parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes of measuring
     record = measure(settings, lambda line: typer.echo(line, err=True))
     path = out or free_name(RECORDED, record)
-    write_json(record, path)
+    table = write_serve(record, path)
     typer.echo(of_serve(record, path.as_posix()))
-    typer.echo(f"wrote {path}", err=True)
+    typer.echo(f"wrote {path} and {table}", err=True)
 
 
 def soak(
@@ -125,6 +127,8 @@ def soak(
     """Clients that leave, read slowly or send nonsense, among others: is any answer wrong, does anything pile up?
 
     labkit bench soak --model toy --clients 64 --seconds 300
+
+    In 16 bits an answer may depend on who else is in its batch: add --engine batch_invariant=true.
     """
     if url is not None and engine:
         raise typer.BadParameter("--engine goes with a server that is started here, without --url")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from labkit.bench.load.plots import draw_load
 from labkit.bench.load.record import Objective
 from labkit.bench.load.serve import Settings, measure, plan
 from labkit.bench.load.servers import Place, Remote, Server, as_options, start_vllm
+from labkit.bench.load.summary_csv import write_serve
 from labkit.bench.peers import NotMeasuredError
 from labkit.bench.reading import markdown, read_record
 from labkit.bench.record import write_json
@@ -133,6 +135,17 @@ def test_closing_ends_a_servers_children_too(monkeypatch: pytest.MonkeyPatch) ->
     server.close()
 
 
+def test_the_summary_is_a_csv_with_a_line_a_run(tmp_path: Path) -> None:
+    table = write_serve(a_serve_record(), tmp_path / "r.json")
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert (table.name, len(rows)) == ("r.csv", 2)
+    assert [(row["engine"], row["tok_s"], row["ttft_ms_p99"], row["errors"]) for row in rows] == [
+        ("labkit", "2000.0", "10.0", "1"),
+        ("vllm", "1000.0", "20.0", "1"),
+    ]
+
+
 def test_tables(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     write_json(a_serve_record(), path)
@@ -155,6 +168,7 @@ def test_tables(tmp_path: Path) -> None:
         (["--url", "http://x", "--offline"], "without"),
         (["--concurrency", "2", "--rate", "1"], "exclude"),
         (["--burst", "4"], "goes with"),
+        (["--out", "x.csv"], ".json"),
         (["--engine", "speed=2"], "FIELD=VALUE"),
         (["--engine", "max_num_seqs=0"], "max_num_seqs"),
     ],
