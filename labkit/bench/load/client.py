@@ -58,7 +58,16 @@ decode_event = msgspec.json.Decoder(Event).decode
 
 
 class AnswerError(Exception):
-    """No whole answer. The message is the kind of error, short and the same for all of a kind."""
+    """No whole answer.
+
+    Args:
+        kind: short, and the same for all of a kind: errors are counted by it.
+        detail: what the server says.
+    """
+
+    def __init__(self, kind: str, detail: str = ""):
+        super().__init__(kind)
+        self.detail = detail
 
 
 @dataclass(frozen=True)
@@ -113,11 +122,13 @@ class Received:
     Attributes:
         stamps: of each chunk with text, time.monotonic().
         listed: tokens counted one by one; None while none were listed.
+        detail: of an error, as the server tells it.
     """
 
     stamps: list[float] = field(default_factory=list)
     listed: int | None = None
     usage: Usage | None = None
+    detail: str = ""
 
     def take(self, event: Event, now: float) -> None:
         if event.usage is not None:
@@ -156,7 +167,7 @@ async def read_events(response: aiohttp.ClientResponse) -> AsyncIterator[Event]:
         AnswerError: it is no stream, an event is an error, or the stream ends without `[DONE]`.
     """
     if response.status != 200:
-        raise AnswerError(f"http {response.status}")
+        raise AnswerError(f"http {response.status}", await response.text(errors="replace"))
     async for line in response.content:
         if not line.startswith(b"data:"):
             continue
@@ -168,7 +179,7 @@ async def read_events(response: aiohttp.ClientResponse) -> AsyncIterator[Event]:
         except msgspec.DecodeError:
             raise AnswerError("unreadable event") from None
         if event.error is not None:
-            raise AnswerError("error in the stream")
+            raise AnswerError("error in the stream", str(event.error))
         yield event
     raise AnswerError("cut off")
 
@@ -189,7 +200,7 @@ async def fetch(
         if target.ignore_eos and received.count()[1] != "chunks" and received.count()[0] != ask.max_tokens:
             raise AnswerError("not as many tokens as asked for")
     except AnswerError as failure:
-        error = str(failure)
+        error, received.detail = str(failure), failure.detail
     except TimeoutError:
         error = "timeout"
     except (aiohttp.ClientError, OSError) as failure:

@@ -19,6 +19,7 @@ from labkit.errors import LabkitError
 
 OFFLINE = "offline"
 CHECKED = 4  # requests whose tokens are counted one by one before anything is measured
+LONGEST_DETAIL = 300
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,10 @@ async def check_tokens(target: Target, load: Load) -> TokenCheck:
     async with open_session(target) as session:
         asks = load.asks[:CHECKED]
         done = [await fetch(session, target, ask, load.temperature) for ask in asks]
-    errors = sorted({timing.error for timing, _ in done if timing.error is not None})
-    if errors:
-        raise LabkitError(f"{target.url} does not answer {load.name} with the model {target.model!r}: {errors[0]}")
+    for timing, received in done:
+        if timing.error is not None:
+            told = f"{timing.error} {received.detail[:LONGEST_DETAIL]}".strip()
+            raise LabkitError(f"{target.url} does not answer {load.name} with the model {target.model!r}: {told}")
     listed = [received.listed for _, received in done]
     usage = [received.usage.completion_tokens for _, received in done if received.usage is not None]
     check = TokenCheck(

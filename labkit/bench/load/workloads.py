@@ -162,10 +162,11 @@ def make_load(
     prefix, system = _ids(shape.shared, largest, shared), _words(shape.shared, shared)
     asks = []
     for number, due in enumerate(times(arrival, count, own)):
-        came, went = shape.tokens_in.draw(lengths), shape.tokens_out.draw(lengths)
+        came, went = shape.shared + shape.tokens_in.draw(lengths), shape.tokens_out.draw(lengths)
         if isinstance(arrival, Recorded):  # the recording tells all but the tokens themselves
-            came, went = max(1, arrival.rows[number].prompt_tokens - shape.shared), arrival.rows[number].output_tokens
-        asks.append(Ask(prefix + _ids(came, largest, own), (system, _words(came, own)), went, due))
+            came, went = arrival.rows[number].prompt_tokens, arrival.rows[number].output_tokens
+        rest = max(0, came - shape.shared)
+        asks.append(Ask(prefix[:came] + _ids(rest, largest, own), (system, _words(rest or 1, own)), went, due))
     name = workload if arrival == shape.arrival else f"{workload}, {arrival}"
     return Load(name, arrival, seed, temperature, asks)
 

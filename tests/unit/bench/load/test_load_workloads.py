@@ -53,9 +53,10 @@ def test_the_name_says_how_requests_arrive_where_the_workload_does_not() -> None
 
 
 def test_a_recording_gives_lengths_and_times() -> None:
-    recorded = Recorded("r.jsonl", (Row(3.0, 100, 7), Row(3.5, 300, 9)))
+    recorded = Recorded("r.jsonl", (Row(3.0, 30, 7), Row(3.5, 300, 9)))
     asks = make_load("chat", recorded).asks
-    assert [(len(a.prompt), a.max_tokens, a.due_s) for a in asks] == [(100, 7, 0.0), (300, 9, 0.5)]
+    assert [(len(a.prompt), a.max_tokens, a.due_s) for a in asks] == [(30, 7, 0.0), (300, 9, 0.5)]
+    assert asks[0].prompt == asks[1].prompt[:30], "what is shared is, as far as it goes"
 
 
 @pytest.mark.parametrize("name", ["nonsense", "http0", "http", "http12345"])
