@@ -33,6 +33,8 @@ def draw_load(record: ServeRecord, path: Path) -> Path:
     top.set_ylim(bottom=0)
     below.set_ylabel("time to first token, ms")
     below.set_yscale("log")
+    below.yaxis.set_major_formatter("{x:g}")
+    below.yaxis.set_minor_formatter("{x:g}")
     below.set_xticks(range(len(loads)), loads, fontsize=8, rotation=20, ha="right")
     for axes in (top, below):
         axes.grid(alpha=0.3)

@@ -58,7 +58,7 @@ choice = FakeServer.choice
 
 
 def test_a_server_that_refuses_is_an_error_that_says_how() -> None:
-    with running(FakeServer()) as server, pytest.raises(LabkitError, match="http 503.*message.*no"):
+    with running(FakeServer()) as server, pytest.raises(LabkitError, match=r"http 503.*message.*no"):
         measure(Settings("busy", server.url, workloads=("http1",), requests=1), lambda _: None)
 
 
