@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,9 +9,10 @@ import msgspec
 import pytest
 
 from labkit.bench.load import soak as soak_module
-from labkit.bench.load.leaks import gauges_of, judge, memory_is_flat
+from labkit.bench.load.client import Target, open_session
+from labkit.bench.load.leaks import Watch, gauges_of, judge, memory_is_flat
 from labkit.bench.load.record import SoakRecord
-from labkit.bench.load.soak import SoakSettings, bodies, run_soak
+from labkit.bench.load.soak import Crowd, Question, SoakSettings, bodies, run_soak
 from tests.unit.bench.load.fake_server import QUEUE, FakeServer, running
 from tests.unit.bench.load.samples import a_sample
 
@@ -85,6 +88,35 @@ def test_clients_of_every_kind_and_nothing_wrong(monkeypatch: pytest.MonkeyPatch
     assert kinds == {"read", "leave", "dawdle", "nonsense"}
     assert server.dropped > 0, "some really went away"
     assert len(record.samples) >= 2
+
+
+@pytest.mark.parametrize("habit", ["read", "leave", "dawdle"])
+@pytest.mark.parametrize(("alone", "right"), [("0 " * 30, True), ("0 1 " * 15, False)])
+def test_each_kind_of_client_compares_what_it_got(habit: str, alone: str, right: bool) -> None:
+    body = {"model": "plain", "prompt": [5], "max_tokens": 30, "temperature": 0.0}
+
+    async def run(url: str) -> list[str]:
+        target = Target(url, "plain")
+        async with open_session(target) as session:
+            crowd = Crowd(session, target, [])
+            await getattr(crowd, habit)(Question(body, alone), Random(2))  # this seed leaves after some chunks
+        return crowd.wrong
+
+    with running(FakeServer()) as server:
+        wrong = asyncio.run(run(server.url))
+    assert (wrong == []) is right
+
+
+def test_rest_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = {**IDLE, "labkit_num_requests_running": 1.0}
+    looks = [a_sample(0.0, **busy), a_sample(1.0, **IDLE)]  # before
+    looks += [a_sample(2.0, **busy), a_sample(3.0, fds=24, **IDLE), a_sample(4.0, **IDLE)]  # after
+    watch = Watch(SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setattr(watch, "look", lambda: looks.pop(0))
+    asyncio.run(watch.idle(10.0))
+    asyncio.run(watch.idle(10.0))
+    assert watch.before is not None and watch.after is not None
+    assert (watch.before.t_s, watch.after.t_s, looks) == (1.0, 4.0, [])
 
 
 def test_an_answer_that_depends_on_who_else_is_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
