@@ -99,7 +99,7 @@ def test_each_kind_of_client_compares_what_it_got(habit: str, alone: str, right:
         target = Target(url, "plain")
         async with open_session(target) as session:
             crowd = Crowd(session, target, [])
-            await getattr(crowd, habit)(Question(body, alone), Random(2))  # this seed leaves after some chunks
+            await getattr(crowd, habit)(Question(body, alone), Random(0))  # this seed leaves after 13 chunks
         return crowd.wrong
 
     with running(FakeServer()) as server:
