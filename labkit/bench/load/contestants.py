@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import msgspec
+
 from labkit.bench.load import numbers, workers
 from labkit.bench.load.client import Target, fetch, open_session
 from labkit.bench.load.record import ClientCost, LoadSummary, Objective, Timing, TokenCheck
@@ -70,7 +72,7 @@ class OverHttp:
 
 
 class Offline:
-    """`LLM.generate` in this process: no HTTP, no second process, all else the same."""
+    """`LLM.generate` in this process: no HTTP, no second process, and no text made of the tokens; all else the same."""
 
     name = OFFLINE
 
@@ -79,7 +81,7 @@ class Offline:
         self.how = self._engine.how
 
     def run(self, load: Load, objective: Objective, on_answer: Callable[[], None]) -> Ran:
-        """Its requests are all there at the beginning, so of times only the end means anything."""
+        """Its requests are all there at the beginning, so of times only the last one's end means anything."""
         lengths = [ask.max_tokens for ask in load.asks]
         prompts = [ask.prompt for ask in load.asks]
         answer = self._engine.run(Workload(load.name, load.seed, "output", load.temperature, prompts, lengths))
@@ -93,7 +95,8 @@ class Offline:
             )
             for prompt, tokens, end in zip(prompts, answer.token_ids, answer.finished_s, strict=True)
         ]
-        return Ran(timings, numbers.summarise(timings, [], Objective()), None)
+        summary = numbers.summarise(timings, [], Objective())
+        return Ran(timings, msgspec.structs.replace(summary, e2e_ms=None), None)
 
     def close(self) -> None:
         self._engine.close()

@@ -97,6 +97,8 @@ def measure(settings: Settings, say: Callable[[str], None]) -> ServeRecord:
     machine = describe_machine()
     facts = _facts(settings)
     plans = [plan(settings, workload, arrival, facts.vocab_size) for workload, arrival in _pairs(settings)]
+    if settings.offline:
+        check_offline(settings, plans)
     runs: list[LoadRun] = []
     checks: dict[str, TokenCheck] = {}
     order = itertools.count()
@@ -148,6 +150,17 @@ def plan(settings: Settings, workload: str, arrival: Arrival, vocab_size: int) -
     warm_up = make_load(workload, Closed(clients), clients, vocab_size, WARM_UP_SEED)
     seeds = range(settings.seed, settings.seed + settings.repeats)
     return [warm_up, *(make_load(workload, arrival, settings.requests, vocab_size, seed) for seed in seeds)]
+
+
+def check_offline(settings: Settings, plans: Sequence[Sequence[Load]]) -> None:
+    """The offline engine has as many requests in a step as there are clients, so all loads must have as many.
+
+    Raises:
+        LabkitError: they have not, or are not of token ids.
+    """
+    clients = {loads[1].clients for loads in plans}
+    if len(clients) > 1 or None in clients or settings.api != "completions":
+        raise LabkitError("--offline compares closed loops of one size, of token ids: --workload http16 --offline")
 
 
 def _take_turns(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -178,6 +179,19 @@ def test_wrong_arguments(args: list[str], told: str, tmp_path: Path, monkeypatch
     result = runner.invoke(app, ["serve", *args])
     assert result.exit_code == 2 and told in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"workloads": ("chat",)},
+        {"workloads": ("http2", "http3")},
+        {"workloads": ("http2",), "api": "chat"},
+    ],
+)
+def test_what_the_offline_engine_cannot_be_compared_under(how: dict[str, Any]) -> None:
+    with pytest.raises(LabkitError, match="closed loops of one size"):
+        measure(Settings("toy", offline=True, requests=2, **how), lambda _: None)
 
 
 def test_a_load_longer_than_the_model() -> None:
