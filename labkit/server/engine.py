@@ -233,6 +233,8 @@ class EngineClient:
         self._adds = {number: n for number, n in self._adds.items() if number > message.received}
         self.stats = message.stats
         self.metrics.observe(report, message.stats)
+        for request_id in done.errors:
+            self._send(Cancel(request_id))
         for output in done.outputs:
             await self._hand_out(output, done.errors.get(output.request_id))
 
