@@ -235,6 +235,17 @@ def test_sigterm_with_idle_connections_and_the_trace(tmp_path):
     assert kinds[0] == "submit" and {"admit", "step", "first_token", "finish"} <= set(kinds)
 
 
+def test_a_log_for_programs(tmp_path):
+    """From the first line to the last each is an object, and a request's lines have its id."""
+    with serving(tmp_path, "--log-format", "json") as served:
+        served.http.get("/v1/models", headers={"x-request-id": "mine"})
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(20) == 0
+        entries = [json.loads(line) for line in served.output().splitlines()]
+    assert any(served.url in entry["message"] for entry in entries), "where it listens"
+    assert [entry["path"] for entry in entries if entry["request_id"] == "mine"] == ["/v1/models"]
+
+
 def test_ctrl_c_in_the_middle_of_a_stream(tmp_path):
     with serving(tmp_path) as served:
         engine = served.engine_process()
