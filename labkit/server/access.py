@@ -19,7 +19,7 @@ from labkit.server.logs import current_request_id
 from labkit.server.pages import PAGES
 from labkit.server.security import Keys
 from labkit.server.spans import Spans
-from labkit.server.stream import json_response
+from labkit.server.stream import DIRECT_SEND, json_response
 
 log = logging.getLogger("labkit.server")
 
@@ -75,6 +75,7 @@ class Access:
         begin, status = time.perf_counter(), None
         own_id = request_id(Headers(scope=scope).get("x-request-id"))
         current_request_id.set(own_id)
+        scope[DIRECT_SEND] = send
 
         async def send_counted(message: Message) -> None:
             nonlocal status

@@ -29,6 +29,7 @@ from labkit.server.errors import (
     model_not_found,
     unsupported_media,
 )
+from labkit.server.openapi import describe
 from labkit.server.pages import PAGES
 from labkit.server.protocol import (
     ChatRequest,
@@ -74,6 +75,7 @@ def build_routes(service: Service) -> FastAPI:
     _add_models(app, service)
     _add_operations(app, service)
     _add_dashboard(app, service)
+    describe(app)
     return app
 
 
@@ -96,17 +98,17 @@ def _add_generation(app: FastAPI, service: Service) -> None:
                 response.at_end = until_answered.pop_all()  # it is answered when the stream ends
             return response
 
-    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
+    @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await generate(request, ChatRequest)
 
-    @app.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
+    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await generate(request, CompletionRequest)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
-    @app.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
+    @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         wish = await read(request, TokenizeRequest, service.config.max_body_bytes)
         service.check_model(wish.model)
@@ -117,7 +119,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             answer["token_strs"] = [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
         return json_response(answer)
 
-    @app.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
+    @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         wish = await read(request, DetokenizeRequest, service.config.max_body_bytes)
         service.check_model(wish.model)
@@ -180,7 +182,7 @@ def _add_dashboard(app: FastAPI, service: Service) -> None:
         """The engine's numbers a few times a second, as server-sent events."""
         return EventStream(service.watch.events())
 
-    @app.post("/dashboard/settings", openapi_extra=body_schema(SettingsRequest))
+    @app.post("/dashboard/settings")
     async def dashboard_settings(request: Request) -> Response:
         """Change the running engine, from its next step on; answers what holds then."""
         wish = await read(request, SettingsRequest, service.config.max_body_bytes)
@@ -218,13 +220,6 @@ async def read(request: Request, kind: type[Kind], limit: int) -> Kind:
     if len(body) <= PARSED_AT_ONCE:
         return parse(bytes(body), kind)
     return await asyncio.to_thread(parse, bytes(body), kind)
-
-
-def body_schema(kind: type[Strict]) -> dict[str, Any]:
-    """For /docs: the routes read their bodies themselves."""
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 async def _on_api_error(_: Request, error: Exception) -> Response:

@@ -107,14 +107,14 @@ class Completion:
         await generation.follow(write)
         self._service.spans.answers(self._service.name, generation.outputs)
 
-    def _news(self, choice: Choice) -> Iterator[dict[str, Any]]:
+    def _news(self, choice: Choice) -> list[dict[str, Any]]:
         piece = choice.progress.take(choice.output, choice.completion)
         if piece is None:
-            return
-        if piece.text or piece.logprobs:
-            yield self._api.content(choice.index, piece)
+            return []
+        shapes = [self._api.content(choice.index, piece)] if piece.text or piece.logprobs else []
         if piece.finish_reason is not None:
-            yield self._api.last(choice.index, piece)
+            shapes.append(self._api.last(choice.index, piece))
+        return shapes
 
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

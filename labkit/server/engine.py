@@ -248,7 +248,7 @@ class EngineClient:
             log.error("request %s: %s", output.request_id, error, extra={"request_id": generation.http_id})
             generation.fail(internal("the engine failed in a step of this request, which is lost; try it again"))
         else:
-            await generation.notice()
+            await generation.notice(output)
 
 
 def unused(trace: str | None) -> str | None:

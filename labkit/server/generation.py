@@ -21,6 +21,7 @@ class Generation:
         self.outputs = outputs
         self.http_id = current_request_id.get()
         self._forget = forget
+        self._unfinished = len(outputs)
         self._begun = asyncio.Event()
         self._ended = asyncio.Event()
         self._write: Callable[[], Awaitable[None]] | None = None
@@ -28,7 +29,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        return all(output.finished for output in self.outputs)
+        return self._unfinished == 0
 
     async def begun(self) -> None:
         """Wait for the first step that gave something. Raises what `ended` raises."""
@@ -58,8 +59,9 @@ class Generation:
             finally:
                 self._write = None
 
-    async def notice(self) -> None:
-        """A step gave something."""
+    async def notice(self, output: RequestOutput) -> None:
+        """A step gave something to this one of `outputs`."""
+        self._unfinished -= output.finished
         self._begun.set()
         if self._write is not None and self._error is None:
             try:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
 
 from labkit.config import MAX_LOGPROBS, MAX_N, SamplingParams
 from labkit.engine.settings import Settings
@@ -36,6 +37,13 @@ class Strict(BaseModel):
     model: str | None = None
 
 
+class TextPart(TypedDict):
+    """For the description of the API: `Message` looks at its parts itself."""
+
+    type: Literal["text"]
+    text: str
+
+
 class Message(BaseModel):
     """One message of a chat. Text parts are joined with a newline."""
 
@@ -57,7 +65,7 @@ class Message(BaseModel):
                 raise PydanticCustomError("unsupported", "{key} in a message is not supported here", {"key": key})
         return value
 
-    @field_validator("content", mode="before")
+    @field_validator("content", mode="before", json_schema_input_type=str | list[TextPart])
     @classmethod
     def _join_parts(cls, value: Any) -> Any:
         if not isinstance(value, list):
@@ -181,7 +189,7 @@ class CompletionRequest(GenerationRequest):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool = False
 
-    @field_validator("prompt", mode="plain")
+    @field_validator("prompt", mode="plain", json_schema_input_type=str | list[str] | list[int] | list[list[int]])
     @classmethod
     def _as_list(cls, value: Any) -> list[str] | list[list[int]]:
         if isinstance(value, str):

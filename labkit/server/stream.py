@@ -19,6 +19,7 @@ log = logging.getLogger("labkit.server")
 encode = msgspec.json.Encoder().encode
 
 DONE = b"data: [DONE]\n\n"
+DIRECT_SEND = "labkit.send"  # in the scope: uvicorn's own `send`, without the layers that look at every message
 MOST_UNSENT = 1 << 20  # bytes that a stream may keep for its reader, beside what the system keeps
 Result = TypeVar("Result")
 
@@ -57,10 +58,15 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 
 class Outlet:
-    """Where a stream is written to. A write never waits for the client."""
+    """Where a stream is written to. A write never waits for the client.
+
+    Its beginning goes through all layers of the server; they have nothing to say about what follows, which comes by the
+    thousand.
+    """
 
     def __init__(self, scope: Scope, send: Send):
         self._send = send
+        self._send_body = scope[DIRECT_SEND]
         self._unsent = unsent_of(scope)
         self._open = True
 
@@ -73,13 +79,13 @@ class Outlet:
         if unsent > MOST_UNSENT:
             raise too_slow(unsent)
         self._open = not last
-        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        await self._send_body({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def end(self, data: bytes = b"") -> None:
         """The last write, if there was none yet; however much is unread."""
         if self._open:
             self._open = False
-            await self._send({"type": "http.response.body", "body": data, "more_body": False})
+            await self._send_body({"type": "http.response.body", "body": data, "more_body": False})
 
 
 class Stream(Response):

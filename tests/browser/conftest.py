@@ -1,6 +1,6 @@
 """`browser_page`: a fresh page in the system's Chromium, for tests marked `browser`. `jupyterlab`: the address of a
-JupyterLab on notebooks/, started as `make lab` starts it. `served`: a server with the toy. `page`: its dashboard, with the
-key given.
+JupyterLab on notebooks/, started as `make lab` starts it. `served`: a server with the toy. `page`: its
+dashboard, with the key given.
 
 Playwright's own download of a browser is not used: the system's Chromium (or Chrome) is, from CHROMIUM or the PATH.
 """

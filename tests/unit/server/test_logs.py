@@ -60,6 +60,7 @@ def test_a_fault_of_the_server_is_one_line_with_its_traceback(server, lines, mon
     read = lines("json")
     monkeypatch.setattr("labkit.server.completions.usage", lambda outputs: 1 / 0)
     server.http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers={"x-request-id": "mine"})
+    assert eventually(lambda: "Traceback" in "".join(read()))
     failed = next(entry for entry in map(json.loads, read()) if entry["level"] == "ERROR")
     assert failed["request_id"] == "mine" and "ZeroDivisionError" in failed["exc_info"]
 
