@@ -27,6 +27,7 @@ OPERATIONS = [
     ("/detokenize", "POST"),
     ("/v1/models/{model_id}", "GET"),
     ("/metrics", "GET"),
+    ("/dashboard/settings", "POST"),
 ]
 made_up = settings(
     max_examples=15,
