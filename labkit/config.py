@@ -6,7 +6,9 @@ All three are frozen dataclasses, checked once, when they are made. Everything a
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,7 @@ MAX_LOGPROBS = 20
 KERNELS = ("auto", "torch", "triton", "cuda")
 SCHEDULERS = ("continuous", "static", "none")
 POLICIES = ("fcfs", "priority")
+GREEDY_BELOW = 1e-5  # temperatures; there the best logit wins over any noise, and float32 soon cannot divide by them
 ADMISSIONS = ("optimistic", "reserve")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 
@@ -28,7 +31,9 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return -sys.float_info.max <= value <= sys.float_info.max  # an int of any size; isfinite() would fail on some
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ class EngineConfig:
 class SamplingParams:
     """How the tokens of one request are drawn. Names and defaults are vLLM's.
 
-    Order of operations: penalties and bias, temperature, min_p, top_k, top_p. Greedy (temperature 0)
+    Order of operations: penalties and bias, temperature, min_p, top_k, top_p. Greedy (temperature 0, or below 1e-5)
     takes the largest logit after penalties and bias, the lowest id on a tie.
 
     Raises:
@@ -186,6 +191,15 @@ class SamplingParams:
     priority: int = 0  # the lowest runs first
     deadline_ms: float | None = None
 
+    def __new__(cls, *args: Any, **fields: Any) -> SamplingParams:
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise RequestError(f"SamplingParams has no field {name}; they are {', '.join(known)}{hint}", name)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         self._normalise()
         self._check_lengths()
@@ -197,11 +211,11 @@ class SamplingParams:
         if isinstance(self.stop, str):
             set_(self, "stop", (self.stop,))
         elif self.stop is not None:
-            if not isinstance(self.stop, Iterable):
+            if not isinstance(self.stop, Iterable) or isinstance(self.stop, (Mapping, bytes)):
                 raise RequestError(f"stop is {self.stop!r}; it must be a string or a list of strings", "stop")
             set_(self, "stop", tuple(self.stop))
         if self.stop_token_ids is not None:
-            if isinstance(self.stop_token_ids, str) or not isinstance(self.stop_token_ids, Iterable):
+            if not isinstance(self.stop_token_ids, Iterable) or isinstance(self.stop_token_ids, (str, Mapping)):
                 raise RequestError(f"stop_token_ids is {self.stop_token_ids!r}; it must be a list", "stop_token_ids")
             set_(self, "stop_token_ids", tuple(self.stop_token_ids))
         if self.logit_bias is not None:
@@ -214,10 +228,9 @@ class SamplingParams:
             raise RequestError(f"logit_bias is {bias!r}; it must map token ids to numbers", "logit_bias")
         out = {}
         for key, value in bias.items():
-            try:
-                token = int(key)
-            except (TypeError, ValueError):
-                raise RequestError(f"logit_bias has the key {key!r}; keys are token ids", "logit_bias") from None
+            if not _is_int(key) and not (isinstance(key, str) and key.isdecimal() and key.isascii() and len(key) < 20):
+                raise RequestError(f"logit_bias has the key {key!r}; keys are token ids", "logit_bias")
+            token = int(key)
             if token < 0 or not _is_number(value) or abs(value) > 100:
                 raise RequestError(
                     f"logit_bias of {key!r} is {value!r}; ids are 0 or more, values between -100 and 100", "logit_bias"
@@ -269,6 +282,8 @@ class SamplingParams:
         for text in self.stop or ():
             if not isinstance(text, str) or not text:
                 raise RequestError(f"stop holds {text!r}; each stop must be a string that is not empty", "stop")
+            if any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise RequestError(f"stop holds {text!r}, with a lone surrogate, which no text contains", "stop")
         for token in self.stop_token_ids or ():
             if not _is_int(token) or token < 0:
                 raise RequestError(f"stop_token_ids holds {token!r}; each must be a token id", "stop_token_ids")
@@ -280,11 +295,13 @@ class SamplingParams:
             raise RequestError("stop needs text, so it cannot go with detokenize=False", "stop")
         self._check_int("priority", -(2**31), 2**31 - 1)
         if self.deadline_ms is not None:
-            self._check_number("deadline_ms", 0, open_low=True)
+            raise RequestError(
+                "deadline_ms is set; no policy looks at deadlines yet, leave it at None and see priority", "deadline_ms"
+            )
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def has_penalties(self) -> bool:

@@ -35,3 +35,8 @@ class RequestError(ValueError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+def counted(number: int, noun: str) -> str:
+    """1 -> "1 token", 2000 -> "2,000 tokens": for messages."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

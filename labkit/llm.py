@@ -7,29 +7,26 @@ with LLM("toy") as llm:
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import itertools
-import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType, TracebackType
+from collections.abc import Iterator, Sequence
+from types import TracebackType
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from labkit.config import EngineConfig, SamplingParams
 from labkit.engine.core import EngineCore
+from labkit.engine.interrupts import interrupts_between_steps
 from labkit.engine.metrics import EngineMetrics
 from labkit.engine.outputs import OutputProcessor
-from labkit.engine.request import EngineRequest
+from labkit.engine.prompts import Messages, Prompt, as_conversations, as_params, as_prompts, text_and_ids
+from labkit.engine.request import EngineRequest, StepReport
 from labkit.engine.trace import Trace
-from labkit.errors import EngineClosedError, EngineStepError, RequestError
+from labkit.errors import EngineClosedError, EngineStepError
 from labkit.outputs import RequestOutput
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
@@ -95,11 +92,10 @@ class LLM:
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several: each a list of {"role": …, "content": …}."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [
-            self.tokenizer.apply_chat_template([dict(m) for m in talk], add_generation_prompt)  # type: ignore[arg-type]
-            for talk in conversations
-        ]
+        prompts: list[Prompt] = []
+        for talk in as_conversations(messages):
+            text, ids = self.tokenizer.chat_prompt(talk, add_generation_prompt)
+            prompts.append({"prompt": text, "prompt_token_ids": ids})
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -112,9 +108,13 @@ class LLM:
 
     def close(self) -> None:
         """Give back the memory. A second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            self.engine.close()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for request_id in self._mailboxes:
+                    self._processor.discard(request_id)  # whoever reads on learns that it is closed
+                self.engine.close()
+                self._hand_out(self.engine.report())
 
     def __enter__(self) -> LLM:
         return self
@@ -129,47 +129,13 @@ class LLM:
     ) -> list[tuple[EngineRequest, str | None]]:
         """Every prompt as a request that is known to fit, with its text; raises before any of them has begun."""
         self._check_open()
-        prompt_list = self._prompt_list(prompts)
-        if params is None or isinstance(params, SamplingParams):
-            params_list = [params or SamplingParams()] * len(prompt_list)
-        else:
-            params_list = list(params)
-            if not all(isinstance(one, SamplingParams) for one in params_list):
-                raise ValueError("sampling_params holds something that is no SamplingParams")
-            if len(params_list) != len(prompt_list):
-                raise ValueError(
-                    f"there are {len(prompt_list)} prompts and {len(params_list)} sampling_params; "
-                    "give one for all or one for each"
-                )
+        prompt_list = as_prompts(prompts)
         out = []
-        for prompt, one in zip(prompt_list, params_list, strict=True):
-            text, ids = self._token_ids(prompt)
+        for prompt, one in zip(prompt_list, as_params(params, len(prompt_list)), strict=True):
+            text, ids = text_and_ids(prompt, self.tokenizer)
             self.engine.limits.check(ids, one)
             out.append((EngineRequest(f"r{next(self._numbers)}", ids, one), text))
         return out
-
-    @staticmethod
-    def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-        if isinstance(prompts, (str, Mapping)):
-            return [prompts]
-        items: list[Any] = list(prompts)
-        return [items] if items and all(_is_id(item) for item in items) else items
-
-    def _token_ids(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-            if unknown or not prompt:
-                raise RequestError('a prompt in a dict is {"prompt": text} or {"prompt_token_ids": ids}', "prompt")
-            given = prompt.get("prompt_token_ids")
-            if given is None and prompt.get("prompt") is None:
-                raise RequestError("a prompt in a dict has neither text nor token ids", "prompt")
-            return prompt.get("prompt"), self._token_ids(prompt["prompt"] if given is None else given)[1]
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
-            ids: list[Any] = list(prompt)
-            return None, ids
-        raise RequestError(f"a prompt is text, token ids or a dict, not {type(prompt).__name__}", "prompt")
 
     # ----------------------------------------------------------------------------------------- running
 
@@ -193,12 +159,13 @@ class LLM:
                 for request_id in open_ids:
                     self._cancel(request_id)
                 bar.close()
+                del bar  # now: what Ctrl-C raises in a destructor is lost
         return [outputs[request.request_id] for request, _ in requests]
 
     def _stream(self, request: EngineRequest, text: str | None) -> Iterator[RequestOutput]:
         request_id, finished = request.request_id, False
-        self._add(request, text)
         try:
+            self._add(request, text)
             while not finished:
                 if self._mailboxes[request_id] is None:
                     with interrupts_between_steps() as check:
@@ -236,69 +203,56 @@ class LLM:
     def _step(self) -> None:
         """One step of the engine; what it gave lies in the mailboxes then."""
         self._check_open()
+        try:
+            with self._lock:
+                self._hand_out(self.engine.step())
+                self._drop_abandoned()
+        except BaseException:
+            self._fail_all("a step was interrupted, and this request is lost; the engine goes on")
+            raise
+
+    def _hand_out(self, report: StepReport) -> None:
+        processed = self._processor.process(report.deltas)
+        for request_id, index, stop in processed.stops:
+            self.engine.stop(request_id, index, stop)
+        for request_id in processed.errors:
+            self.engine.cancel(request_id)
+        for output in processed.outputs:
+            self._mailboxes[output.request_id] = processed.errors.get(output.request_id) or output
+        self.metrics.observe(report, self.engine.stats())
+
+    def _fail_all(self, error: str) -> None:
+        """Some of what a step gave is lost, and nobody knows of which requests."""
         with self._lock:
-            report = self.engine.step()
-            processed = self._processor.process(report.deltas)
-            self.metrics.observe(report, self.engine.stats())
-            for request_id, index, stop in processed.stops:
-                self.engine.stop(request_id, index, stop)
-            for output in processed.outputs:
-                self._mailboxes[output.request_id] = processed.errors.get(output.request_id) or output
-            while self._abandoned:
-                self._drop(self._abandoned.pop())
+            for request_id in list(self._mailboxes):
+                if not self._is_done(request_id):
+                    self._mailboxes[request_id] = error
+                    self._processor.discard(request_id)
+                    self.engine.cancel(request_id)
 
     def _cancel(self, request_id: str) -> None:
-        # A dropped stream may be collected at any moment, even in the middle of a step of this very thread.
-        if self._lock.acquire(blocking=False):
-            try:
-                self._drop(request_id)
-            finally:
-                self._lock.release()
-        else:
-            self._abandoned.append(request_id)
+        self._abandoned.append(request_id)
+        # A dropped stream may be collected at any moment, even in the middle of a step of this very thread. Whoever
+        # holds the lock sees to it then.
+        if not self._lock.locked():
+            with self._lock:
+                self._drop_abandoned()
 
-    def _drop(self, request_id: str) -> None:
-        self._processor.discard(request_id)
-        self._mailboxes.pop(request_id, None)
-        if not self._closed:
+    def _drop_abandoned(self) -> None:
+        dropped = False
+        while self._abandoned:
+            request_id = self._abandoned[0]
+            self._processor.discard(request_id)
+            self._mailboxes.pop(request_id, None)
             self.engine.cancel(request_id)
+            self._abandoned.remove(request_id)  # not before: it is done now
+            dropped = True
+        if dropped:
+            self._hand_out(self.engine.report())  # nobody reads it; the metrics count it
 
     def _check_open(self) -> None:
         if self._closed:
             raise EngineClosedError("this LLM is closed; make a new one")
-
-
-def _is_id(item: object) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool)
-
-
-@contextlib.contextmanager
-def interrupts_between_steps() -> Iterator[Callable[[], None]]:
-    """Ctrl-C, however often, waits for a moment when the books are whole.
-
-    Yields a function that raises KeyboardInterrupt if it was pressed; the end of the block does so too.
-    """
-    pressed = False
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed = True
-
-    def check() -> None:
-        if pressed:
-            raise KeyboardInterrupt
-
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT)
-    if not main or before is not signal.default_int_handler:  # no signals here, or somebody else looks after them
-        yield check
-        return
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, before)
-    check()
 
 
 def copy_output(output: RequestOutput) -> RequestOutput:

@@ -37,7 +37,7 @@ notebooks() { # argument: how many at once
 }
 
 if [ "$where" = gpu ]; then
-    step "gpu tests" "$python" -m pytest -m gpu tests
+    step "gpu tests" "$python" -m pytest -m gpu -n "$jobs" --dist loadfile tests
     step "notebooks on the GPU" notebooks 1
 else
     step "ruff format" "$python" -m ruff format --check .

@@ -1,4 +1,7 @@
-"""`labkit bench`: the commands that measure, and the one that draws what was measured."""
+"""`labkit bench`: the commands that measure, and the one that draws what was measured.
+
+Those that put a server under load are in `load/commands.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from labkit.bench.load.commands import serve, soak
+
 # Everything heavy is imported inside the commands: `labkit --help` must not wait for torch.
 if TYPE_CHECKING:
-    from labkit.bench.kernels import KernelRecord
-    from labkit.bench.profile import ProfileRecord
-    from labkit.bench.record import Record
+    from labkit.bench.table import AnyRecord
     from labkit.config import EngineConfig
 
 app = typer.Typer(help="Measure the engine, and draw what was measured.", no_args_is_help=True)
+app.command()(serve)
+app.command()(soak)
 
 RECORDED = Path("data/recorded")
 SHARE_ALONE, SHARE_TOGETHER = 0.9, 0.8  # of the GPU's memory: for our engine, for it and those beside it
@@ -91,10 +96,10 @@ def offline(
     if threads is not None:
         torch.set_num_threads(threads)
     command = ("labkit", *sys.argv[1:])
-    variants = {text: _one_option(text, engine) for text in variant or ()}
+    variants = {text: one_option("--variant", text, engine) for text in variant or ()}
     settings = Settings(model, tuple(workload or ()), tuple(peer or ()), repeats, engine, variants, trace, command)
     record = measure(settings, lambda line: typer.echo(line, err=True))
-    path = out or _free_name(RECORDED, record)
+    path = out or free_name(RECORDED, record)
     table = write_record(record, path)
     typer.echo(of_offline(record, path.as_posix()))
     typer.echo(f"wrote {path} and {table}", err=True)
@@ -113,7 +118,7 @@ def kernels(
     from labkit.bench.table import of_kernels
 
     record = measure(torch.device(device), ["labkit", *sys.argv[1:]], lambda line: typer.echo(line, err=True))
-    path = out or _free_name(RECORDED, record)
+    path = out or free_name(RECORDED, record)
     write_json(record, path)
     typer.echo(of_kernels(record, path.as_posix()))
     typer.echo(f"wrote {path}", err=True)
@@ -134,7 +139,7 @@ def profile(
     from labkit.bench.table import of_profile
 
     record = measure(model, workload, engine, ["labkit", *sys.argv[1:]])
-    path = out or _free_name(RECORDED, record)
+    path = out or free_name(RECORDED, record)
     write_json(record, path)
     typer.echo(of_profile(record, path.as_posix()))
     typer.echo(f"wrote {path}", err=True)
@@ -151,7 +156,7 @@ def plot(
         Path | None, typer.Option(help="With --markdown: write the tables between the `measured` marks of this page.")
     ] = None,
 ) -> None:
-    """Draw traces as timelines, or records of `bench offline` as bars, into a PNG beside each file.
+    """Draw traces as timelines, records of `bench offline` as bars, of `bench serve` as curves: a PNG beside each file.
 
     labkit bench plot trace.jsonl
     """
@@ -173,6 +178,8 @@ def plot(
 
 
 def _plot(file: Path, perfetto: bool, as_markdown: bool) -> None:
+    from labkit.bench.load.plots import draw_load
+    from labkit.bench.load.record import ServeRecord
     from labkit.bench.plots import draw_record, draw_timeline, read_trace, write_perfetto
     from labkit.bench.reading import markdown, read_record
     from labkit.bench.record import Record
@@ -186,6 +193,8 @@ def _plot(file: Path, perfetto: bool, as_markdown: bool) -> None:
         typer.echo(markdown(file))
         if not as_markdown and isinstance(record, Record):
             typer.echo(f"wrote {draw_record(record, file.with_suffix('.bars.png'))}", err=True)
+        if not as_markdown and isinstance(record, ServeRecord):
+            typer.echo(f"wrote {draw_load(record, file.with_suffix('.load.png'))}", err=True)
 
 
 def _engine_config(**fields: object) -> EngineConfig:
@@ -197,13 +206,13 @@ def _engine_config(**fields: object) -> EngineConfig:
         raise typer.BadParameter(str(error)) from error
 
 
-def _one_option(text: str, engine: EngineConfig) -> dict[str, object]:
+def one_option(flag: str, text: str, engine: EngineConfig) -> dict[str, object]:
     """FIELD=VALUE, the value as JSON or a word: {"FIELD": value}, if the engine takes it."""
     import msgspec
 
     name, separator, value = text.partition("=")
     if not separator or name not in vars(engine):
-        raise typer.BadParameter(f"--variant is {text!r}; it is FIELD=VALUE with one of {', '.join(vars(engine))}")
+        raise typer.BadParameter(f"{flag} is {text!r}; it is FIELD=VALUE with one of {', '.join(vars(engine))}")
     try:
         options = {name: msgspec.json.decode(value)}
     except msgspec.DecodeError:
@@ -211,11 +220,11 @@ def _one_option(text: str, engine: EngineConfig) -> dict[str, object]:
     try:
         engine.replace(**options)
     except ValueError as error:
-        raise typer.BadParameter(f"--variant {text}: {error}") from error
+        raise typer.BadParameter(f"{flag} {text}: {error}") from error
     return options
 
 
-def _free_name(folder: Path, record: Record | KernelRecord | ProfileRecord) -> Path:
+def free_name(folder: Path, record: AnyRecord) -> Path:
     """data/recorded/cpu-offline-2026-11-30.json; raw results are never overwritten, so a second one gets -2."""
     gpus = record.machine.gpus if record.device.startswith("cuda") else []
     kind = gpus[0].name.removeprefix("NVIDIA ").split()[0].lower() if gpus else "cpu"

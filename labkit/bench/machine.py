@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 import psutil
-import torch
 
 PACKAGES = ("torch", "triton", "transformers", "llama-cpp-python", "vllm", "numpy")
 
@@ -45,6 +44,8 @@ class Machine(msgspec.Struct, frozen=True):
 
 def describe_machine() -> Machine:
     """Look at the machine as it is now."""
+    import torch  # here, not above: processes that only send requests import this module too, and do not need it
+
     commit, clean = _git_state()
     return Machine(
         cpu=_cpu_name(),
@@ -87,6 +88,8 @@ def _version(package: str) -> str | None:
 
 
 def _gpus() -> list[Gpu]:
+    import torch
+
     if not torch.cuda.is_available():
         return []
     query = "--query-gpu=driver_version,clocks.sm,clocks.mem"

@@ -10,12 +10,20 @@ import msgspec
 
 from labkit.bench import table
 from labkit.bench.kernels import KernelRecord
+from labkit.bench.load.record import ServeRecord, SoakRecord
+from labkit.bench.load.tables import of_serve, of_soak
 from labkit.bench.profile import ProfileRecord
 from labkit.bench.record import Record
 from labkit.bench.table import AnyRecord
 from labkit.errors import LabkitError
 
-KINDS: dict[str, type[AnyRecord]] = {"offline": Record, "kernels": KernelRecord, "profile": ProfileRecord}
+KINDS: dict[str, type[AnyRecord]] = {
+    "offline": Record,
+    "kernels": KernelRecord,
+    "profile": ProfileRecord,
+    "serve": ServeRecord,
+    "soak": SoakRecord,
+}
 BLOCK = re.compile(r"(<!-- measured: begin.*?-->\n).*?(<!-- measured: end -->)", re.DOTALL)
 
 
@@ -44,11 +52,17 @@ def read_record(path: Path) -> AnyRecord:
 def markdown(path: Path) -> str:
     """A file's table."""
     record, name = read_record(path), path.as_posix()
-    if isinstance(record, KernelRecord):
-        return table.of_kernels(record, name)
-    if isinstance(record, ProfileRecord):
-        return table.of_profile(record, name)
-    return table.of_offline(record, name)
+    match record:
+        case KernelRecord():
+            return table.of_kernels(record, name)
+        case ProfileRecord():
+            return table.of_profile(record, name)
+        case ServeRecord():
+            return of_serve(record, name)
+        case SoakRecord():
+            return of_soak(record, name)
+        case Record():
+            return table.of_offline(record, name)
 
 
 def tables(paths: Sequence[Path]) -> str:

@@ -6,6 +6,7 @@ import math
 from pathlib import PurePosixPath
 
 from labkit.bench.kernels import KernelRecord, KernelRow
+from labkit.bench.load.record import ServeRecord, SoakRecord
 from labkit.bench.profile import ProfileRecord
 from labkit.bench.record import OURS, Memory, Record, StepCost, Summary, ratios
 
@@ -13,7 +14,7 @@ NOT_MEASURED = "–"
 SHOWN = 0.01  # of a step; kernels that take less are summed up
 NAME_LENGTH = 72  # of a kernel; names of templates fill a page
 
-AnyRecord = Record | KernelRecord | ProfileRecord
+AnyRecord = Record | KernelRecord | ProfileRecord | ServeRecord | SoakRecord
 
 
 def of_offline(record: Record, path: str) -> str:
@@ -22,15 +23,15 @@ def of_offline(record: Record, path: str) -> str:
     peers += [name for name in record.peers if name not in peers]
     # Records of schema 1 may name a model by its path.
     head = [f"{PurePosixPath(record.model).name}, tok/s", OURS, *peers, *(f"× {peer}" for peer in peers)]
-    lines = _head(head, 1)
+    lines = table_head(head, 1)
     by_place = {(row.workload, row.engine): row for row in record.summary}
     over = ratios(record.summary)
     for workload in record.workloads:
         rates = [_rate(by_place.get((workload.name, engine))) for engine in (OURS, *peers)]
         times = [_ratio(over.get((workload.name, peer))) for peer in peers]
-        lines.append(_row([f"{workload.name} ({workload.counts})", *rates, *times]))
+        lines.append(table_row([f"{workload.name} ({workload.counts})", *rates, *times]))
     together = ", all engines in one session, in turn" if peers else ""
-    notes = [f"Median of {_repeats(record)}, {record.dtype}{together}. {_machine(record)}"]
+    notes = [f"Median of {_repeats(record)}, {record.dtype}{together}. {machine_line(record)}"]
     notes += [f"{name}: {how}." for name, how in record.peers.items()]
     notes += [_streams(by_place), _step_cost(record.step_cost), _memory(record)]
     notes.append(f"Raw: `{path}`.")
@@ -39,10 +40,10 @@ def of_offline(record: Record, path: str) -> str:
 
 def of_kernels(record: KernelRecord, path: str) -> str:
     """Every operation beside what it is compared with; arithmetic instead of bytes where that is the limit."""
-    lines = _head(["operation", "shape", "dtype", "µs", "rate", "of copy", "beside it", "µs", "× faster"], 3)
+    lines = table_head(["operation", "shape", "dtype", "µs", "rate", "of copy", "beside it", "µs", "× faster"], 3)
     for row in record.rows:
         lines.append(
-            _row(
+            table_row(
                 [
                     row.op,
                     row.shape.replace(" x ", " × "),
@@ -59,7 +60,7 @@ def of_kernels(record: KernelRecord, path: str) -> str:
     copies = ", ".join(f"{name} {rate:,.0f}" for name, rate in record.copies_gb_s.items())
     notes = [
         f"Medians. A copy of 4 GiB, read and written, goes at {record.copy_gb_s:,.0f} GB/s, the best of: {copies}. "
-        f"{_machine(record)}",
+        f"{machine_line(record)}",
         f"Raw: `{path}`.",
     ]
     return "\n".join([*lines, "", *notes])
@@ -67,29 +68,29 @@ def of_kernels(record: KernelRecord, path: str) -> str:
 
 def of_profile(record: ProfileRecord, path: str) -> str:
     """The kernels of a step that take longest, and what no kernel takes."""
-    lines = _head(["kernel", "launches a step", "µs a step", "of the step"], 1)
+    lines = table_head(["kernel", "launches a step", "µs a step", "of the step"], 1)
     shown = [kernel for kernel in record.kernels if kernel.us >= SHOWN * record.profiled_us]
     others = record.kernels[len(shown) :]
     rows = [(f"`{_short(kernel.name)}`", kernel.launches, kernel.us) for kernel in shown]
     if others:
         rows.append((f"{len(others)} others", sum(k.launches for k in others), sum(k.us for k in others)))
     for name, launches, us in rows:
-        lines.append(_row([name, f"{launches:.4g}", _us(us), f"{us / record.profiled_us:.0%}"]))
+        lines.append(table_row([name, f"{launches:.4g}", _us(us), f"{us / record.profiled_us:.0%}"]))
     gaps = record.profiled_us - record.busy_us
-    streams = _count(record.streams, "sequence")
-    lines.append(_row(["no kernel runs", "", _us(gaps), f"{gaps / record.profiled_us:.0%}"]))
+    streams, where = counted(record.streams, "sequence"), machine_line(record)
+    lines.append(table_row(["no kernel runs", "", _us(gaps), f"{gaps / record.profiled_us:.0%}"]))
     notes = [
         f"A decode step of {record.workload} with {record.model} in {record.dtype}, {streams}, "
         f"on average over {record.steps}: {_us(record.step_us)} µs without the profiler, "
-        f"{_us(record.profiled_us)} with it, {_us(record.busy_us)} of them with a kernel running. {_machine(record)}",
+        f"{_us(record.profiled_us)} with it, {_us(record.busy_us)} of them with a kernel running. {where}",
         f"Raw: `{path}`.",
     ]
     return "\n".join([*lines, "", *notes])
 
 
-def _head(cells: list[str], names: int) -> list[str]:
+def table_head(cells: list[str], names: int) -> list[str]:
     """The first two lines of a table: `names` columns of text, the rest numbers."""
-    return [_row(cells), _row(["---"] * names + ["---:"] * (len(cells) - names))]
+    return [table_row(cells), table_row(["---"] * names + ["---:"] * (len(cells) - names))]
 
 
 def _short(name: str) -> str:
@@ -106,7 +107,8 @@ def _kernel_rate(row: KernelRow) -> str:
     return f"{row.flops / row.us / 1e6:,.0f} TFLOP/s" if row.flops else f"{row.gb_s:,.0f} GB/s"
 
 
-def _row(cells: list[str]) -> str:
+def table_row(cells: list[str]) -> str:
+    """A line of a table."""
     return f"| {' | '.join(cells)} |"
 
 
@@ -120,16 +122,18 @@ def _ratio(ratio: float | None) -> str:
 
 def _repeats(record: Record) -> str:
     counts = {row.repeats for row in record.summary}  # the same for all in one session
-    return f"{_count(min(counts), 'run')} of each"
+    return f"{counted(min(counts), 'run')} of each"
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """ "1 run", "2 runs"."""
     return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
-def _machine(record: AnyRecord) -> str:
+def machine_line(record: AnyRecord) -> str:
+    """Chip, torch, day and commit, as a sentence."""
     machine, on_gpu = record.machine, record.device.startswith("cuda")
-    chip = machine.gpus[0].name if machine.gpus and on_gpu else f"{machine.cpu}, {_count(machine.threads, 'thread')}"
+    chip = machine.gpus[0].name if machine.gpus and on_gpu else f"{machine.cpu}, {counted(machine.threads, 'thread')}"
     commit = f"commit {machine.commit[:7]}" if machine.commit else "no commit known"
     changed = " with changes" if machine.tree_clean is False else ""
     return f"{chip}, torch {machine.packages.get('torch')}, {record.date[:10]}, {commit}{changed}."

@@ -47,7 +47,7 @@ SAMPLING_HELP = {
     "detokenize": "Make text of the tokens.",
     "skip_special_tokens": "Leave special tokens out of the text.",
     "priority": "The lowest runs first, with --policy priority.",
-    "deadline_ms": "Milliseconds within which the answer is wanted, for policies that look at it.",
+    "deadline_ms": "Not there yet: no policy looks at deadlines.",
 }
 
 SERVER_HELP = {

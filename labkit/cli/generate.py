@@ -15,6 +15,7 @@ from labkit.cli.errors import note
 from labkit.cli.groups import ENGINE_OF_ONE_REQUEST, MODEL, SAMPLING, Quiet, open_llm
 from labkit.cli.options import options
 from labkit.config import EngineConfig, SamplingParams
+from labkit.errors import counted
 from labkit.outputs import RequestOutput
 
 
@@ -42,7 +43,7 @@ def generate(
         seconds = time.monotonic() - start
     if not quiet:
         count = sum(len(answer.token_ids) for answer in output.outputs)
-        note(f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s")
+        note(f"{counted(count, 'token')} in {seconds:.2f} s, {count / seconds:.1f} tokens/s")
 
 
 def _stream(outputs: Any) -> RequestOutput:

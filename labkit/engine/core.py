@@ -25,7 +25,7 @@ from labkit.engine import scheduler as schedulers
 from labkit.engine.launched import Launched
 from labkit.engine.limits import RequestLimits
 from labkit.engine.request import ChunkResult, Delta, EngineRequest, Sequence, Step, StepReport, TokenLogprobs
-from labkit.engine.sequences import make_sequences, request_seed
+from labkit.engine.sequences import make_delta, make_sequences, request_seed
 from labkit.engine.stats import EngineStats
 from labkit.engine.trace import Trace
 from labkit.errors import EngineClosedError
@@ -85,7 +85,7 @@ class EngineCore:
         )
         self.scheduler = schedulers.Scheduler(self.config, num_blocks=plan.num_kv_blocks, trace=self.trace)
         self._requests: dict[str, list[Sequence]] = {}  # those with an unfinished answer
-        self._ended: list[Delta] = []  # ended between two steps: reported with the next
+        self._deltas: list[Delta] = []  # not reported yet
         self._in_flight: collections.deque[tuple[Step, Launched]] = collections.deque()
         self.steps_behind = 1 if device.type == "cuda" else 0  # how many may be in flight when a step is reported
         self._last_booked = 0.0
@@ -118,30 +118,33 @@ class EngineCore:
         seed = request.params.seed if request.params.seed is not None else request_seed(self.config.seed, number)
         most = self.limits.max_output_tokens(len(request.prompt_token_ids))
         sequences = make_sequences(request, number, seed, most, self.model_config.eos_token_ids, self.trace.now())
-        self._requests[request.request_id] = sequences
-        for seq in sequences:
-            self.trace.emit("submit", req=seq.id, prompt=seq.num_prompt_tokens)
-            self.scheduler.add(seq)
-        self._num_requests += 1
+        with self._whole_books():
+            self._requests[request.request_id] = sequences
+            for seq in sequences:
+                self.trace.emit("submit", req=seq.id, prompt=seq.num_prompt_tokens)
+                self.scheduler.add(seq)
+            self._num_requests += 1
 
     def cancel(self, request_id: str) -> None:
         """End every unfinished answer of a request with "abort". Unknown ids are fine: it may just have ended."""
-        for seq in self._requests.get(request_id, ()):
-            self._end(seq, "abort")
-        self._settle()
+        with self._whole_books():
+            for seq in self._requests.get(request_id, ()):
+                self._abort(seq)
+            self._settle()
 
     def stop(self, request_id: str, index: int, stop_reason: str) -> None:
         """A stop string was found in an answer's text: it ends here."""
-        for seq in self._requests.get(request_id, ()):
-            if seq.index == index and seq.finish_reason is None:
-                self.scheduler.finish(seq, "stop", stop_reason)
-                self._forget(seq)
-        self._settle()
+        with self._whole_books():
+            for seq in self._requests.get(request_id, ()):
+                if seq.index == index and seq.finish_reason is None:
+                    self.scheduler.finish(seq, "stop", stop_reason)
+                    self._forget(seq)
+            self._settle()
 
-    def _end(self, seq: Sequence, reason: str, error: str | None = None) -> None:
+    def _abort(self, seq: Sequence, error: str | None = None) -> None:
         if seq.finish_reason is None:
-            self.scheduler.finish(seq, reason)
-            self._ended.append(self._delta(seq, [], error=error))
+            self.scheduler.finish(seq, "abort")
+            self._deltas.append(make_delta(seq, error=error))
             self._forget(seq)
 
     def _forget(self, seq: Sequence) -> None:
@@ -153,7 +156,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """True while a step would do or report something."""
-        return bool(self._requests or self._ended or self._in_flight)
+        return bool(self._requests or self._deltas or self._in_flight)
 
     def step(self) -> StepReport:
         """Launch a step and report what one gave: the same on a CPU, the one before it on a GPU.
@@ -161,25 +164,28 @@ class EngineCore:
         An exception in a step ends the requests of that step, with `Delta.error`; the engine goes on.
         """
         begin = time.perf_counter()
-        self.trace.step = self._steps
-        step = self.scheduler.schedule()
-        if step is not None:
-            self._steps += 1
-            with self._guarded(step):
-                self._in_flight.append((step, self.runner.launch(step)))
-        elif not self._in_flight and self.scheduler.waiting and not self.scheduler.running:
-            # Cannot happen: every request fits alone. If it does, an error is better than a hang.
-            for seq in list(self.scheduler.waiting):
-                self._end(seq, "abort", error="the scheduler cannot place this request")
-        deltas: list[Delta] = []
-        num_tokens = 0
-        if len(self._in_flight) > (self.steps_behind if step is not None else 0):
-            num_tokens = self._in_flight[0][0].num_tokens
-            deltas = self._book_next()
-        self._settle()
-        deltas, self._ended = self._ended + deltas, []
-        seconds = time.perf_counter() - begin
-        self._step_seconds += seconds
+        with self._whole_books():
+            self.trace.step = self._steps
+            step = self.scheduler.schedule()
+            if step is not None:
+                self._launch(step)
+            elif not self._in_flight and self.scheduler.waiting and not self.scheduler.running:
+                # Cannot happen: every request fits alone. If it does, an error is better than a hang.
+                for seq in list(self.scheduler.waiting):
+                    self._abort(seq, error="the scheduler cannot place this request")
+            num_tokens = 0
+            if len(self._in_flight) > (self.steps_behind if step is not None else 0):
+                num_tokens = self._in_flight[0][0].num_tokens
+                self._book_next()
+            self._settle()
+            seconds = time.perf_counter() - begin
+            self._step_seconds += seconds
+            return self.report(num_tokens, seconds)
+
+    def report(self, num_tokens: int = 0, seconds: float = 0.0) -> StepReport:
+        """What has come since the last report. Between two steps: of requests that were cancelled."""
+        deltas, self._deltas = self._deltas, []
+        self._tokens_out += sum(len(delta.token_ids) for delta in deltas)
         return StepReport(deltas, num_tokens, seconds)
 
     def _settle(self) -> None:
@@ -188,55 +194,86 @@ class EngineCore:
             self._book_next()
 
     @contextlib.contextmanager
+    def _whole_books(self) -> Iterator[None]:
+        """Around whatever changes who holds what.
+
+        The handler of a signal may raise between any two lines. Then half a change is in the books, and nobody knows
+        which half; so they are made anew, and all requests end with an error.
+        """
+        try:
+            yield
+        except BaseException:
+            self._start_anew()
+            raise
+
+    def _start_anew(self) -> None:
+        """The device may still write for steps that are forgotten here; what is launched later runs after them."""
+        sequences = [seq for group in self._requests.values() for seq in group]
+        holders = dict.fromkeys(sequences + [chunk.seq for step, _ in self._in_flight for chunk in step.chunks])
+        self._in_flight.clear()
+        self.scheduler.start_anew()
+        for seq in holders:
+            if seq.block_table:
+                self.trace.emit("free", req=seq.id, blocks=seq.block_table)
+        for seq in sequences:
+            if seq.finish_reason is None:
+                seq.finish_reason = "abort"
+                self.trace.emit("cancel", req=seq.id)
+                self._deltas.append(make_delta(seq, error="the step was interrupted"))
+        self._requests.clear()
+
+    @contextlib.contextmanager
     def _guarded(self, step: Step) -> Iterator[None]:
-        """Around what the runner does. Whatever happens, no block stays with a step that is gone."""
+        """Around what the runner does: if it fails, so do the requests of the step, and no others."""
         begin = time.perf_counter()
         try:
             yield
         except Exception as error:
-            self._fail(step, f"the step failed: {type(error).__name__}: {error}")
-        except BaseException:  # Ctrl-C in the middle of a step: nothing of it counts
-            self._fail(step, "interrupted")
-            raise
+            self.scheduler.abandon(step)
+            for chunk in step.chunks:
+                for seq in self._requests.get(chunk.seq.request_id, ()):
+                    self._abort(seq, f"the step failed: {type(error).__name__}: {error}")
         finally:
             self._runner_seconds += time.perf_counter() - begin
 
-    def _fail(self, step: Step, error: str) -> None:
-        self.scheduler.abandon(step)
-        for chunk in step.chunks:
-            for seq in self._requests.get(chunk.seq.request_id, ()):
-                self._end(seq, "abort", error=error)
+    def _launch(self, step: Step) -> None:
+        self._steps += 1
+        launched = None
+        with self._guarded(step):
+            launched = self.runner.launch(step)
+        if launched is not None:
+            self._in_flight.append((step, launched))
 
-    def _book_next(self) -> list[Delta]:
+    def _book_next(self) -> None:
         """Wait for the oldest step in flight and book it; nothing comes of it if it failed."""
-        step, launched = self._in_flight.popleft()
+        step, launched = self._in_flight[0]
         results = None
         with self._guarded(step):
             results = launched.results()
-        if results is None:
-            return []
-        self.trace.step = step.number
-        kinds = self._kinds(step)
-        deltas = self._book(step, results)
-        now = self.trace.now()
-        self._emit_step(kinds, now - max(self._last_booked, step.scheduled_time))
-        self._last_booked = now
-        return deltas
+        if results is not None:
+            self.trace.step = step.number
+            kinds = self._kinds(step)
+            self._book(step, results)
+            now = self.trace.now()
+            self._emit_step(kinds, now - max(self._last_booked, step.scheduled_time))
+            self._last_booked = now
+        self._in_flight.popleft()  # not before: until then it says who holds blocks for the step
 
-    def _book(self, step: Step, results: list[ChunkResult]) -> list[Delta]:
-        known = [chunk.seq.num_output_tokens for chunk in step.chunks]
+    def _book(self, step: Step, results: list[ChunkResult]) -> None:
+        pairs = list(zip(step.chunks, results, strict=True))
+        going_on = [
+            (chunk, result, chunk.seq.num_output_tokens) for chunk, result in pairs if not chunk.seq.finish_reason
+        ]
         self._tokens_in += sum(s.num_prompt_tokens for s in step.admitted if s.num_preemptions == 0)
         self.scheduler.book(step, [result.token for result in results])
-        deltas = []
-        for chunk, result, before in zip(step.chunks, results, known, strict=True):
+        for chunk, result, before in going_on:
             seq = chunk.seq
             tokens = seq.output_token_ids[before:]
             prompt_logprobs = self._new_prompt_logprobs(chunk.start, seq, result)
             if tokens or prompt_logprobs:
-                deltas.append(self._delta(seq, tokens, result, prompt_logprobs))
+                self._deltas.append(make_delta(seq, tokens, result, prompt_logprobs))
             if seq.finish_reason is not None:
                 self._forget(seq)
-        return deltas
 
     def _new_prompt_logprobs(self, start: int, seq: Sequence, result: ChunkResult) -> list[TokenLogprobs] | None:
         """Those not reported yet: after a preemption the prompt is computed, and scored, a second time."""
@@ -246,36 +283,6 @@ class EngineCore:
         new = result.prompt_logprobs[max(0, known) :]
         seq.num_prompt_logprobs += len(new)
         return new
-
-    def _delta(
-        self,
-        seq: Sequence,
-        tokens: list[int],
-        result: ChunkResult | None = None,
-        prompt_logprobs: list[TokenLogprobs] | None = None,
-        error: str | None = None,
-    ) -> Delta:
-        logprobs = [result.logprobs] if result is not None and result.logprobs is not None else None
-        finish_reason, stop_reason = seq.finish_reason, seq.stop_reason
-        if tokens and seq.params.max_tokens == 0:
-            tokens, logprobs, finish_reason, stop_reason = [], None, "length", None
-        self._tokens_out += len(tokens)
-        return Delta(
-            request_id=seq.request_id,
-            index=seq.index,
-            token_ids=tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            error=error,
-            num_cached_tokens=seq.num_cached_tokens,
-            arrival_time=seq.arrival_time,
-            first_scheduled_time=seq.first_scheduled_time,
-            first_token_time=seq.first_token_time,
-            finished_time=seq.finished_time,
-            num_preemptions=seq.num_preemptions,
-        )
 
     @staticmethod
     def _kinds(step: Step) -> dict[str, list]:
@@ -315,13 +322,16 @@ class EngineCore:
         )
 
     def close(self) -> None:
-        """Give back the memory and close the trace; a second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            self.trace.close()
-            self._in_flight.clear()
-            del self.runner
-            if self.config.device.startswith("cuda"):
-                gc.unfreeze()
-                gc.collect()
-                torch.cuda.empty_cache()  # PyTorch would keep it for itself, and the next engine find no room
+        """End what still runs, give back the memory and close the trace; a second call does nothing."""
+        if self._closed:
+            return
+        for request_id in list(self._requests):
+            self.cancel(request_id)
+        self._closed = True
+        self.trace.close()
+        self._in_flight.clear()
+        del self.runner
+        if self.config.device.startswith("cuda"):
+            gc.unfreeze()
+            gc.collect()
+            torch.cuda.empty_cache()  # PyTorch would keep it for itself, and the next engine find no room

@@ -39,7 +39,12 @@ class EngineMetrics:
                 ("spec_accepted_tokens", "Of these, accepted"),
             )
         }
-        self._requests = Counter("labkit_requests", "Answers that ended", ["finish_reason"], registry=self.registry)
+        self._requests = Counter(
+            "labkit_requests",
+            "Requests that ended, by the reason of the answer that ended last",
+            ["finish_reason"],
+            registry=self.registry,
+        )
         for reason in FINISH_REASONS:
             self._requests.labels(reason)
         self._histograms = {
@@ -54,6 +59,7 @@ class EngineMetrics:
         }
         self._last = EngineStats()
         self._last_token: dict[tuple[str, int], float] = {}
+        self._answers_left: dict[str, int] = {}  # of requests of which some answers have ended
 
     def observe(self, report: StepReport, stats: EngineStats) -> None:
         """Book one step. `stats` are cumulative; the counters move by the difference to the last call."""
@@ -89,6 +95,10 @@ class EngineMetrics:
             self._last_token[key] = now
         if delta.finish_reason is not None:
             self._last_token.pop(key, None)
+            left = self._answers_left.pop(delta.request_id, delta.choices) - 1
+            if left:
+                self._answers_left[delta.request_id] = left
+                return
             self._requests.labels(delta.finish_reason).inc()
             if delta.finished_time is not None:
                 self._histograms["e2e_request_latency_seconds"].observe(delta.finished_time - delta.arrival_time)

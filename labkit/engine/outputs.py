@@ -6,6 +6,7 @@ detokenising never holds up a step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from labkit.engine.detokenizer import Detokenizer, StopStrings
@@ -20,7 +21,8 @@ class Processed:
 
     `outputs` are the live objects that later steps go on changing: copy what must stay. `stops` are answers that
     a stop string ended (request id, index, string): the engine must be told before its next step. `errors` maps
-    the requests that a failed step ended to the reason.
+    requests that have failed to the reason: a step did, or what it gave cannot be put into words. The latter still
+    run, so cancel all of them.
     """
 
     outputs: list[RequestOutput] = field(default_factory=list)
@@ -35,6 +37,7 @@ class _Open:
     request: EngineRequest
     output: RequestOutput
     detokenizers: list[Detokenizer]
+    latest: dict[int, Delta] = field(default_factory=dict)  # of each answer, for its times
 
 
 class OutputProcessor:
@@ -91,22 +94,36 @@ class OutputProcessor:
             entry = self._open.get(delta.request_id)
             if entry is None or entry.output.outputs[delta.index].finish_reason is not None:
                 continue
+            touched[delta.request_id] = entry.output
             if delta.error is not None:
                 done.errors[delta.request_id] = delta.error
-            stop = self._book(entry, delta)
+            try:
+                stop = self._book(entry, delta)
+            except Exception as error:  # a tokenizer's or a learner's fault: the others must not pay for it
+                done.errors[delta.request_id] = f"the answer's text failed: {type(error).__name__}: {error}"
+                self._fail(entry)
+                continue
             if stop is not None:
                 done.stops.append((delta.request_id, delta.index, stop))
-            touched[delta.request_id] = entry.output
             if all(c.finish_reason is not None for c in entry.output.outputs):
                 entry.output.finished = True
                 del self._open[delta.request_id]
         done.outputs = list(touched.values())
         return done
 
+    def _fail(self, entry: _Open) -> None:
+        for completion in entry.output.outputs:
+            completion.finish_reason = completion.finish_reason or "abort"
+        entry.output.finished = True
+        del self._open[entry.request.request_id]
+
     def _book(self, entry: _Open, delta: Delta) -> str | None:
         """Adds a delta to its answer; returns a stop string that ended it while the engine thinks that it goes on."""
         output, completion = entry.output, entry.output.outputs[delta.index]
-        self._book_prompt(output, delta)
+        if delta.index == 0:  # the one that computes the prompt
+            output.num_cached_tokens = delta.num_cached_tokens
+            if output.prompt_logprobs is not None and delta.prompt_logprobs:
+                output.prompt_logprobs.extend(self._logprobs(entry) for entry in delta.prompt_logprobs)
         engine_goes_on = delta.finish_reason is None
         stop = self._add_tokens(entry, completion, delta) if entry.request.params.detokenize else None
         if stop is not None:
@@ -117,6 +134,8 @@ class OutputProcessor:
                 completion.logprobs.append(self._logprobs(entry_logprobs))
                 completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + entry_logprobs.logprob
         completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
+        entry.latest[delta.index] = delta
+        output.metrics = _times(delta) if len(output.outputs) == 1 else _times_of_all(entry)
         return stop if engine_goes_on else None
 
     def _add_tokens(self, entry: _Open, completion: CompletionOutput, delta: Delta) -> str | None:
@@ -137,19 +156,6 @@ class OutputProcessor:
         completion.text = detokenizer.visible
         return stop
 
-    def _book_prompt(self, output: RequestOutput, delta: Delta) -> None:
-        if delta.index == 0:
-            output.num_cached_tokens = delta.num_cached_tokens
-            output.metrics = RequestMetrics(
-                arrival_time=delta.arrival_time,
-                first_scheduled_time=delta.first_scheduled_time,
-                first_token_time=delta.first_token_time,
-                finished_time=delta.finished_time,
-                num_preemptions=delta.num_preemptions,
-            )
-            if output.prompt_logprobs is not None and delta.prompt_logprobs:
-                output.prompt_logprobs.extend(self._logprobs(entry) for entry in delta.prompt_logprobs)
-
     def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:
         out = {
             token: Logprob(value, rank, self._text(token))
@@ -160,3 +166,32 @@ class OutputProcessor:
 
     def _text(self, token: int) -> str:
         return self._tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _times(delta: Delta) -> RequestMetrics:
+    return RequestMetrics(
+        arrival_time=delta.arrival_time,
+        first_scheduled_time=delta.first_scheduled_time,
+        first_token_time=delta.first_token_time,
+        finished_time=delta.finished_time,
+        num_preemptions=delta.num_preemptions,
+    )
+
+
+def _times_of_all(entry: _Open) -> RequestMetrics:
+    """Over all answers: the first begin, the last end, and every preemption."""
+    deltas = list(entry.latest.values())
+    ends = [delta.finished_time for delta in deltas]
+    ended = len(deltas) == len(entry.output.outputs) and None not in ends
+    return RequestMetrics(
+        arrival_time=deltas[0].arrival_time,
+        first_scheduled_time=_extreme(min, [delta.first_scheduled_time for delta in deltas]),
+        first_token_time=_extreme(min, [delta.first_token_time for delta in deltas]),
+        finished_time=_extreme(max, ends) if ended else None,
+        num_preemptions=sum(delta.num_preemptions for delta in deltas),
+    )
+
+
+def _extreme(choose: Callable[[list[float]], float], times: list[float | None]) -> float | None:
+    known = [time for time in times if time is not None]
+    return choose(known) if known else None

@@ -201,3 +201,4 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True):
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    choices: int = 1  # how many answers its request has

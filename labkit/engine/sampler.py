@@ -27,6 +27,7 @@ from labkit.kernels import draw, sampling
 from labkit.kernels.draw import Changes
 
 NUM_PARAMETERS = 10
+LARGE = 1e20  # beyond it, or its inverse, a factor changes no draw any more, but takes logits out of float32's range
 SAMPLED, FILTERED, PENALISED, ADJUSTED, LOGPROBS = 1, 2, 4, 8, 16  # what a slot's request needs
 
 
@@ -229,7 +230,9 @@ def _needs(seq: Sequence) -> int:
 def _parameter_row(seq: Sequence) -> list[int]:
     """Slot and parameters as int32 words."""
     p = seq.params
-    numbers = (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
+    temperature = 0.0 if p.greedy else min(p.temperature, LARGE)
+    repetition = min(max(p.repetition_penalty, 1 / LARGE), LARGE)
+    numbers = (temperature, p.top_p, p.min_p, repetition, p.presence_penalty, p.frequency_penalty)
     seed = seq.seed & (2**64 - 1)
     words = np.array([seed & (2**32 - 1), seed >> 32], np.uint32).view(np.int32)
     top_k = min(max(p.top_k, 0), 2**31 - 1)

@@ -66,19 +66,24 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, *, num_blocks: int, trace: Trace):
         assert config.max_num_batched_tokens is not None, "the engine decides max_num_batched_tokens first"
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
         self.preempted = 0
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
-        self.prefix = prefix.PrefixCache(config.block_size)
-        self.pool = blocks.BlockPool(num_blocks, on_evict=self._on_evict)
         self._config = config
+        self._num_blocks_in_pool = num_blocks
         self._budget: int = config.max_num_batched_tokens
         self._trace = trace
         self._rank = POLICIES[config.policy].key
         self._seats = 1 if config.scheduler == "none" else config.max_num_seqs
-        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Forget all sequences and steps: every slot and every block is free, and nothing is cached."""
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.prefix = prefix.PrefixCache(self._config.block_size)
+        self.pool = blocks.BlockPool(self._num_blocks_in_pool, on_evict=self._on_evict)
+        self._free_slots = list(range(self._config.max_num_seqs - 1, -1, -1))
         self._batch: list[Sequence] = []  # scheduler "static": who may run until all of them are done
         self._launched = 0  # steps that are not booked yet: the device may still read and write for them
         self._reserved = 0  # blocks that the holders of slots need in the worst case

@@ -1,4 +1,4 @@
-"""From a request to its sequences: one for each answer, with everything decided that was left open."""
+"""From a request to its sequences, one for each answer, and from what a step gave a sequence to what is told of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable
 
 from labkit.config import SamplingParams
-from labkit.engine.request import EngineRequest, Sequence
+from labkit.engine.request import ChunkResult, Delta, EngineRequest, Sequence, TokenLogprobs
 
 
 def make_sequences(
@@ -58,3 +58,40 @@ def _without_prompt_logprobs(params: SamplingParams) -> SamplingParams:
     if params.prompt_logprobs is None or params.max_tokens == 0:
         return params
     return dataclasses.replace(params, prompt_logprobs=None)
+
+
+def make_delta(
+    seq: Sequence,
+    tokens: list[int] | None = None,
+    result: ChunkResult | None = None,
+    prompt_logprobs: list[TokenLogprobs] | None = None,
+    error: str | None = None,
+) -> Delta:
+    """What a step gave to a sequence, or how it ended.
+
+    Args:
+        tokens: the new ones
+        prompt_logprobs: those that are new
+        error: why it ended, if that was an error
+    """
+    logprobs = [result.logprobs] if result is not None and result.logprobs is not None else None
+    finish_reason, stop_reason = seq.finish_reason, seq.stop_reason
+    if tokens and seq.params.max_tokens == 0:
+        tokens, logprobs, finish_reason, stop_reason = [], None, "length", None
+    return Delta(
+        request_id=seq.request_id,
+        index=seq.index,
+        token_ids=tokens or [],
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        finish_reason=finish_reason,
+        stop_reason=stop_reason,
+        error=error,
+        num_cached_tokens=seq.num_cached_tokens,
+        arrival_time=seq.arrival_time,
+        first_scheduled_time=seq.first_scheduled_time,
+        first_token_time=seq.first_token_time,
+        finished_time=seq.finished_time,
+        num_preemptions=seq.num_preemptions,
+        choices=seq.params.n,
+    )

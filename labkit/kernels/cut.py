@@ -1,4 +1,10 @@
-"""Where the filters cut: a bisection on the bits of floats, over the tokens that a list names.
+"""Where the filters cut a row of which many tokens matter: a bisection on the bits of floats.
+
+Bits make integers that are ordered as the floats are, so at most 32 pivots settle it: the tokens at or above each are
+counted, or their probabilities added up. The tokens that a list names stay in registers for all pivots. A flat row has
+too many for a list, so every pivot means reading it all. Then four pivots at once narrow where the cut may be, until
+the list has room for the tokens between; the rest of the bisection counts those alone, on top of what is known to be
+above.
 
 Letters: V vocabulary.
 """
@@ -43,7 +49,7 @@ def candidates(row, begin, GROUP: tl.constexpr, TILE: tl.constexpr):
 
 @jit
 def first_tile(row, best, GROUP: tl.constexpr, TILE: tl.constexpr):
-    """Keys and weights of the first TILE tokens of the row's list, often all of them; 0 where there is none."""
+    """Keys and weights of the first TILE tokens of the row's list; 0 where there is none."""
     _ids, values, exists = candidates(row, 0, GROUP, TILE)
     return tl.where(exists, ordered(values), 0), tl.where(exists, tl.exp(values - best), 0.0)
 
@@ -66,22 +72,15 @@ def list_tokens(row, low, high, tokens, room, GROUP: tl.constexpr, TILE: tl.cons
 
 
 @jit
-def weigh(row, first, best, pivot, GROUP: tl.constexpr, TILE: tl.constexpr):
-    """How many tokens are at or above the pivot, and their mass; `first` holds the first TILE's keys and weights."""
+def weigh(first, pivot):
+    """How many of the tokens whose keys and weights `first` holds are at or above the pivot, and their mass."""
     keys, weights = first
     hit = keys >= pivot
-    many = hit.to(tl.int32)
-    mass = tl.where(hit, weights, 0.0)
-    for begin in range(TILE, row[2] * row[3], TILE):
-        _ids, values, exists = candidates(row, begin, GROUP, TILE)
-        hit = exists & (ordered(values) >= pivot)
-        many += hit.to(tl.int32)
-        mass += tl.where(hit, tl.exp(values - best), 0.0)
-    return tl.sum(many, 0), tl.sum(mass, 0)
+    return tl.sum(hit.to(tl.int32), 0), tl.sum(tl.where(hit, weights, 0.0), 0)
 
 
 @jit
-def _weigh_each(row, best, pivots, GROUP: tl.constexpr, TILE: tl.constexpr):
+def weigh_each(row, best, pivots, GROUP: tl.constexpr, TILE: tl.constexpr):
     """`weigh` for four pivots in one reading of the row: two [4]."""
     many = tl.zeros((4,), tl.int32)
     mass = tl.zeros((4,), tl.float32)
@@ -95,38 +94,40 @@ def _weigh_each(row, best, pivots, GROUP: tl.constexpr, TILE: tl.constexpr):
 
 @jit
 def find_cut(
-    row, first, best, low, many, heavy, top_k, top_p, total, tokens, room, GROUP: tl.constexpr, TILE: tl.constexpr
+    row, first, flat, best, low, many, heavy, top_k, top_p, total, tokens, room, GROUP: tl.constexpr, TILE: tl.constexpr
 ):
     """(key of the smallest value that is kept, how many of the tokens that have it are).
 
     Args:
+        first: keys and weights of all the row's tokens, unless it is flat
         low, many, heavy: key that the cut is not below, how many tokens are not below it, and their mass
         total: the mass that top_p is a share of, negative if that is what top_k and `low` leave
         tokens, room: scratch for `_raise`
     """
-    cut, many, heavy, above, lighter = _raise(
-        row, first, best, low, many, heavy, top_k, -1.0, tokens, room, GROUP, TILE
-    )
+    cut = low
     ties = tl.full((), 2147483647, tl.int32)
-    if many > top_k:
-        ties = top_k - above
-        heavy = lighter + ties * tl.exp(unordered(cut) - best)
-        many = top_k
-    if top_p < 1.0:
-        target = top_p * tl.where(total < 0.0, heavy, total)
+    for stage in range(2):  # top_k, then top_p; a loop, so that the code is there only once
+        target = tl.where(stage == 0, -1.0, top_p * tl.where(total < 0.0, heavy, total))
+        count = tl.where(stage == 0, top_k, tl.where(top_p < 1.0, 0, 2147483647))
         low, many, heavy, above, lighter = _raise(
-            row, first, best, cut, many, heavy, 0, target, tokens, room, GROUP, TILE
+            row, first, flat, best, cut, many, heavy, count, target, tokens, room, GROUP, TILE
         )
         # Of equals, the last that is needed to reach the target is the last that is kept.
-        weight = tl.maximum(tl.exp(unordered(low) - best), 1e-38)
+        weight = tl.maximum(tl.exp(unordered(low) - best), 2e-38)  # a normal number
         needed = tl.minimum(tl.ceil((target - lighter) / weight), 1e9).to(tl.int32)
+        needed = tl.where(stage == 0, top_k - above, needed)
+        needed = tl.where(many > count, needed, 2147483647)
         ties = tl.where(low == cut, tl.minimum(ties, needed), needed)
+        heavy = tl.where(many > count, lighter + needed * weight, heavy)
+        many = tl.minimum(many, top_k)
         cut = low
     return cut, tl.maximum(ties, 1)
 
 
 @jit
-def _raise(row, first, best, low, many, heavy, count, target, tokens, room, GROUP: tl.constexpr, TILE: tl.constexpr):
+def _raise(
+    row, first, flat, best, low, many, heavy, count, target, tokens, room, GROUP: tl.constexpr, TILE: tl.constexpr
+):
     """Raises `low` as far as `count` tokens with a mass of `target` stay at or above it, or until just they do.
 
     Returns:
@@ -136,19 +137,20 @@ def _raise(row, first, best, low, many, heavy, count, target, tokens, room, GROU
     high = ordered(best)
     above = tl.zeros((), tl.int32)
     lighter = tl.zeros((), tl.float32)
-    beyond = above  # how many tokens are above all that the row lists, and their mass
+    beyond = above  # how many tokens are above all that `first` holds, and their mass
     burden = lighter
-    if (row[3] != 1) & (many > count):
+    if flat & (many > count):
         low, high, many, heavy, beyond, burden = _narrow(row, best, low, many, heavy, count, target, room, GROUP, TILE)
         above = beyond
         lighter = burden
         if (low < high) & (many > count):  # else it is settled, and the list may have no room
-            found = list_tokens(row, low, high, tokens, room, GROUP, TILE)
-            row = (row[0], tokens, found, tl.full((), 1, tl.int32), row[4], row[5])
-            first = first_tile(row, best, GROUP, TILE)
+            # Those at `low` itself are counted already. They may be more than `many` says, after top_k.
+            found = list_tokens(row, low + 1, high, tokens, room, GROUP, TILE)
+            between = (row[0], tokens, found, tl.full((), 1, tl.int32), row[4], row[5])
+            first = first_tile(between, best, GROUP, TILE)
     while (low < high) & (many > count) & (many - above > 1):
         middle = low + ((high - low + 1) >> 1)
-        here, mass = weigh(row, first, best, middle, GROUP, TILE)
+        here, mass = weigh(first, middle)
         here += beyond
         mass += burden
         enough = (here >= count) & (mass >= target)
@@ -175,7 +177,7 @@ def _narrow(row, best, low, many, heavy, count, target, room, GROUP: tl.constexp
         by_value = (distance < 64.0) & (distance > 0.01)
         pivots = tl.where(by_value, ordered(unordered(low) + (0.2 * distance) * part), pivots)
         pivots = tl.minimum(tl.maximum(pivots, low + 1), high)
-        here, mass = _weigh_each(row, best, pivots, GROUP, TILE)
+        here, mass = weigh_each(row, best, pivots, GROUP, TILE)
         enough = (here >= count) & (mass >= target)
         low = tl.max(tl.where(enough, pivots, low), 0)
         many = tl.min(tl.where(enough, here, many), 0)

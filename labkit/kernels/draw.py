@@ -1,10 +1,12 @@
-"""A step's whole draw in two Triton kernels: `sampling` is the definition, row by row.
+"""A step's whole draw in two Triton kernels, or three: `sampling` is the definition, row by row.
 
     logits [S, V] ──▶ first kernel, one program a chunk of a row          second kernel, one program a row
                       ├ bias, min_tokens, penalties (if any, into a copy)
                       ├ log-sum-exp of the raw logits (if asked)   ──────▶ log-probability of the token
                       ├ plain row:    bound of logits/T + noise    ──────▶ exact best of the chunks that can hold it
                       └ filtered row: largest of each small group  ──────▶ what the filters keep, best of it (`filters`)
+
+A filtered row of which too many tokens matter (`filters` says when) is left to a third kernel, `draw_flat`.
 
 The bound (`gumbel`) costs a fraction of the exact noise, and seldom can more than one chunk hold a row's best score.
 A greedy row is a plain row without noise. Parameters are read from the slots' rows on the device, so nothing waits for
@@ -21,6 +23,8 @@ import torch
 from torch import Tensor
 
 from labkit.kernels.draw_chunks import chunk_kernel
+from labkit.kernels.draw_end import finish
+from labkit.kernels.draw_flat import flat_kernel
 from labkit.kernels.filters import draw_filtered, is_filtered, needs_mass
 from labkit.kernels.gumbel import noise, noise_bits, row_keys
 from labkit.kernels.jit import interpreted, jit, tl, triton
@@ -28,9 +32,11 @@ from labkit.kernels.launch import dependent
 from labkit.kernels.tiles import power_of_two
 
 TILE, WARPS = 4096, 4  # logits of a chunk, and the warps that have them in registers
-ROW_WARPS = 8  # of the second kernel
+ROW_WARPS = 8  # of the second kernel, and of the third
+FLAT_REGISTERS = 128  # of a thread of the third kernel: two programs fit a multiprocessor at once, as of the second
 MAX_GROUPS = 4096  # groups of a row, for its registers
-GROUP_TILE = 2048  # logits of groups at once
+GROUP_TILE = 2048  # logits of groups at once, and listed tokens of a flat row
+FEW = 256  # listed tokens of any other row
 
 
 @dataclass(slots=True)
@@ -82,36 +88,31 @@ def draw(
     # Of each chunk: bound of the best score (filtered: largest logit), mass if filtered, largest raw logit, raw mass.
     parts = torch.empty(4, rows, chunks, dtype=torch.float32, device=device)
     maxima = torch.empty(rows, groups if filtered else 0, dtype=torch.float32, device=device)
-    listed = torch.empty(rows, 2 * groups if filtered else 0, dtype=torch.int32, device=device)
+    listed = torch.empty(rows, 2 * groups + 3 if filtered else 0, dtype=torch.int32, device=device)
     source = torch.empty(rows, vocab, dtype=torch.float32, device=device) if changed else logits
     seen, counts = (slots if x is None else x for x in (changes.seen, changes.counts))
     adjustments = slots.unsqueeze(0) if changes.adjustments is None else changes.adjustments
     starts = slots if changes.adjustments is None else _starts(changes.adjustments, rows)
     state = (logits, source, logits.stride(0), source.stride(0), parameters, slots, positions, seen, counts)
     sizes = (rows, vocab, chunks, groups)
-    options = {"FILTERED": filtered, "LOGPROBS": logprobs, "PENALTIES": changes.counts is not None, "GROUP": group}
-    options |= dependent(device)
+    options = {"LOGPROBS": logprobs, "PENALTIES": changes.counts is not None, "GROUP": group} | dependent(device)
+    row_options = options | {"CHUNKS": power_of_two(chunks), "GROUPS": power_of_two(groups), "GROUP_TILE": GROUP_TILE}
+    row_options["num_warps"] = ROW_WARPS
     chunk_kernel[(chunks, rows)](
         *state,
         *(parts, maxima, adjustments, adjustments.stride(0), starts),
         *sizes,
         **options,
+        FILTERED=filtered,
         ADJUSTED=changes.adjustments is not None,
         TILE=TILE,
         FAST=not interpreted(),
         num_warps=WARPS,
     )
-    row_kernel[(rows,)](
-        *state,
-        *(parts, maxima, listed, tokens, own),
-        *sizes,
-        **options,
-        CHUNKS=power_of_two(chunks),
-        GROUPS=power_of_two(groups),
-        TILE=TILE,
-        GROUP_TILE=GROUP_TILE,
-        num_warps=ROW_WARPS,
-    )
+    results = (parts, maxima, listed, tokens, own)
+    row_kernel[(rows,)](*state, *results, *sizes, **row_options, FILTERED=filtered, TILE=TILE, FEW=FEW)
+    if filtered:
+        flat_kernel[(rows,)](*state, *results, *sizes, **row_options, maxnreg=FLAT_REGISTERS)
     return tokens, own
 
 
@@ -150,8 +151,9 @@ def row_kernel(
     GROUPS: tl.constexpr,
     TILE: tl.constexpr,
     GROUP_TILE: tl.constexpr,
+    FEW: tl.constexpr,
 ):
-    """From the chunks of one row to its token."""
+    """From the chunks of one row to its token, or -1 if it is left to `flat_kernel`."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -175,34 +177,20 @@ def row_kernel(
         if needs_mass(parameters, vocab):
             masses = tl.load(parts + plane + chunk, mask=there, other=0.0)
             mass = tl.sum(masses * tl.exp((part - tl.max(part, 0)) / temperature), 0)
+        maxima += row * groups
+        listed += row * (2 * groups + 3)
         token = draw_filtered(
-            source,
-            maxima + row * groups,
-            listed + row * groups * 2,
-            mass,
-            temperature,
-            tl.load(parameters + 1).to(tl.float32, bitcast=True),
-            tl.load(parameters + 2).to(tl.float32, bitcast=True),
-            tl.load(parameters + 6),
-            k0,
-            k1,
-            vocab,
-            groups,
-            GROUP,
-            GROUPS,
-            GROUP_TILE,
+            source, maxima, listed, mass, parameters, k0, k1, vocab, groups, GROUP, GROUPS, GROUP_TILE, FEW
         )
     else:
         token = _draw_plain(source, part, temperature, k0, k1, vocab, CHUNKS, TILE)
-    tl.store(tokens + row, token.to(tl.int64))
-    if LOGPROBS:
-        raw_max = tl.load(parts + 2 * plane + chunk, mask=there, other=-3e38)
-        raw_mass = tl.load(parts + 3 * plane + chunk, mask=there, other=0.0)
-        top = tl.max(raw_max, 0)
-        normaliser = top + tl.log(tl.sum(raw_mass * tl.exp(raw_max - top), 0))
-        tl.store(own + row, tl.load(logits + row.to(tl.int64) * logits_stride + token).to(tl.float32) - normaliser)
-    if PENALTIES:
-        _enter(token, parameters, seen + slot * vocab, counts + slot * vocab)
+    if token < 0:
+        tl.store(tokens + row, -1)
+        return
+    logits += row.to(tl.int64) * logits_stride
+    seen += slot * vocab
+    counts += slot * vocab
+    finish(token, row, logits, parameters, seen, counts, parts, tokens, own, rows, chunks, LOGPROBS, PENALTIES, CHUNKS)
 
 
 @jit
@@ -234,14 +222,3 @@ def _draw_plain(source, bounds, temperature, k0, k1, vocab, CHUNKS: tl.constexpr
         bounds = tl.where(tl.arange(0, CHUNKS) == chunk, float("-inf"), bounds)
         top = tl.max(bounds, 0)
     return token
-
-
-@jit
-def _enter(token, parameters, seen, counts):
-    """Counts the drawn token, if the slot's request has penalties."""
-    repetition = tl.load(parameters + 3).to(tl.float32, bitcast=True)
-    presence = tl.load(parameters + 4).to(tl.float32, bitcast=True)
-    frequency = tl.load(parameters + 5).to(tl.float32, bitcast=True)
-    if (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0):
-        tl.store(counts + token, tl.load(counts + token) + 1)
-        tl.store(seen + token, 1)

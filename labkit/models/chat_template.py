@@ -1,13 +1,12 @@
 """Chat templates: a model's own Jinja text that turns messages into one prompt.
 
-Templates come with the weights, from anybody, so they run in Jinja's sandbox and within bounds: loops by a
-deadline, sizes by a limit. The helpers are those that transformers gives its templates.
+Templates come with the weights, from anybody, so they run in Jinja's sandbox and within the bounds of
+`template_bounds`. The helpers are those that transformers gives its templates.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -21,8 +20,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from labkit.errors import RequestError
+from labkit.models.template_bounds import MAX_CHARACTERS, Budget, bounded_arguments, bounded_filter, check_growth
 
-MAX_CHARACTERS = 1 << 25  # of the prompt, and of any string or list that the template makes
 MAX_SECONDS = 10.0
 
 
@@ -53,7 +52,7 @@ class ChatTemplate:
         try:
             if self._compiled is None:
                 self._compiled = _Environment().from_string(self.source)
-            _Environment.start_clock(self._compiled.environment)
+            self._compiled.environment.budget = Budget(MAX_SECONDS)  # type: ignore[attr-defined]
             pieces, length = [], 0
             for piece in self._compiled.generate(
                 messages=plain,
@@ -108,12 +107,6 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
-def _checked_size(value: Any) -> Any:
-    if isinstance(value, (str, list, tuple)) and len(value) > MAX_CHARACTERS:
-        raise OverflowError(f"a value of more than {MAX_CHARACTERS} characters or entries")
-    return value
-
-
 class _Bounds(Extension):
     """Hooks that the rewritten template calls. An extension's methods are out of a template's reach."""
 
@@ -124,40 +117,54 @@ class _Bounds(Extension):
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    def tick(self) -> str:
-        if time.monotonic() > self.environment.deadline:  # type: ignore[attr-defined]
-            raise TimeoutError(f"it runs for more than {MAX_SECONDS:.0f} seconds")
+    def tick(self, size: int) -> str:
+        self.environment.budget.tick(size)  # type: ignore[attr-defined]
         return ""
 
-    def concat(self, *parts: Any) -> str:
-        texts = [str(part) for part in parts]
-        if sum(map(len, texts)) > MAX_CHARACTERS:
-            raise OverflowError(f"a text of more than {MAX_CHARACTERS} characters")
-        return "".join(texts)
+    def made(self, value: Any) -> Any:
+        return self.environment.budget.made(value)  # type: ignore[attr-defined]
+
+    def concat(self, *parts: Any) -> Any:
+        return self.made("".join(map(str, parts)))
 
 
 class _Bounded(NodeTransformer):
-    """Puts a tick at the start of each loop and macro body, and a limit on `~`."""
+    """Puts a tick at the start of each loop and macro body, and counts what slices, `~` and {{ }} make."""
 
     def __init__(self, bounds: _Bounds):
         self.bounds = bounds
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
-        node.body.insert(0, self._tick(node))
-        return node
+        return self._with_tick(node)
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        self.generic_visit(node)
-        node.body.insert(0, self._tick(node))
-        return node
+        return self._with_tick(node)
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
+        return self._with_tick(node)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return self.bounds.call_method("concat", list(node.nodes), lineno=node.lineno)
 
-    def _tick(self, node: nodes.Node) -> nodes.Node:
-        return nodes.Output([self.bounds.call_method("tick", lineno=node.lineno)], lineno=node.lineno)
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return self._made(node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+        self.generic_visit(node)
+        node.nodes = [part if isinstance(part, nodes.TemplateData) else self._made(part) for part in node.nodes]
+        return node
+
+    def _made(self, node: nodes.Expr) -> nodes.Expr:
+        return self.bounds.call_method("made", [node], lineno=node.lineno)
+
+    def _with_tick(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
+        self.generic_visit(node)
+        size = nodes.Const(sum(len(text.data) for text in node.find_all(nodes.TemplateData)))
+        tick = self.bounds.call_method("tick", [size], lineno=node.lineno)
+        node.body.insert(0, nodes.Output([tick], lineno=node.lineno))
+        return node
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -167,27 +174,32 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Bounds, loopcontrols])
+        self.budget = Budget(MAX_SECONDS)
         self.filters["tojson"] = _tojson
+        self.filters = {name: bounded_filter(name, each, lambda: self.budget) for name, each in self.filters.items()}
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
-        self.deadline = 0.0
-
-    @staticmethod
-    def start_clock(environment: jinja2.Environment) -> None:
-        environment.deadline = time.monotonic() + MAX_SECONDS  # type: ignore[attr-defined]
+        del self.globals["lipsum"]  # filler text of any length
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         bounds = next(e for e in self.extensions.values() if isinstance(e, _Bounds))
         tree: nodes.Template = _Bounded(bounds).visit(super()._parse(source, name, filename))
         return tree
 
+    def call(__self, __context: Context, __obj: Any, *args: Any, **options: Any) -> Any:
+        # Jinja's names, so that a template's own keyword arguments never meet them.
+        args = bounded_arguments(__obj, args, options)
+        return __self.budget.made(super().call(__context, __obj, *args, **options))
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """The operators that can make a large value out of small ones."""
         if operator == "**" and (abs(left) > 1000 or abs(right) > 100):
             raise OverflowError(f"{left} ** {right} is out of bounds")
+        if operator == "%" and isinstance(left, str):
+            check_growth("%", left, right if isinstance(right, tuple) else [right])
         if operator == "*":
             for value, times in ((left, right), (right, left)):
                 sized = isinstance(value, (str, list, tuple)) and isinstance(times, int)
                 if sized and len(value) * times > MAX_CHARACTERS:
                     raise OverflowError(f"a value of more than {MAX_CHARACTERS} characters or entries")
-        return _checked_size(super().call_binop(context, operator, left, right))
+        return self.budget.made(super().call_binop(context, operator, left, right))

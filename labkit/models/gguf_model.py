@@ -18,6 +18,7 @@ from torch import Tensor
 from labkit.config import ModelConfig, RopeConfig
 from labkit.errors import ModelError
 from labkit.models.gguf import GgufFile
+from labkit.models.hf_config import MAX_LAYERS
 from labkit.models.weights import EMBEDDING, LM_HEAD, NORM
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # files of mistral models say llama
@@ -113,6 +114,8 @@ class _Reader:
         self._refuse_what_is_not_acted_on()
         hidden, heads = self.whole("embedding_length"), self.whole("attention.head_count")
         layers, kv_heads = self.whole("block_count"), self.whole("attention.head_count_kv", heads)
+        if layers > MAX_LAYERS:
+            raise self.refuse("block_count", layers, f"at most {MAX_LAYERS} run here")
         if heads % kv_heads:
             raise self.refuse("attention.head_count_kv", kv_heads, f"it must divide attention.head_count, {heads}")
         head_dim = self._head_dim(hidden, heads)

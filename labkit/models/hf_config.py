@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 
 from labkit.config import ModelConfig, RopeConfig
 from labkit.errors import ModelError
+from labkit.models.files import check_file
 
+MAX_LAYERS = 1000  # the largest models have some 130; a config that says more would only fill memory with names
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -68,6 +70,7 @@ _ROPE_KEYS_ANYWHERE = (
 
 def read_json(path: Path) -> dict[str, Any]:
     """One JSON object. Raises ModelError naming the file when it is missing, damaged or no object."""
+    check_file(path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -143,6 +146,8 @@ class _Reader:
         self._refuse_what_is_not_acted_on()
         hidden, heads = self.whole("hidden_size"), self.whole("num_attention_heads")
         layers, vocab = self.whole("num_hidden_layers"), self.whole("vocab_size")
+        if layers > MAX_LAYERS:
+            self.refuse("num_hidden_layers", layers, f"at most {MAX_LAYERS} run here")
         max_positions = self.whole("max_position_embeddings")
         return ModelConfig(
             family=family,

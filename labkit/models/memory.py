@@ -8,7 +8,7 @@ import psutil
 import torch
 
 from labkit.config import GRAPH_TOKENS, EngineConfig, ModelConfig
-from labkit.errors import ModelError
+from labkit.errors import ModelError, counted
 from labkit.models.weights import num_parameters
 
 # A CPU pool grows no larger than this unless num_kv_blocks asks for it: memory there is also everybody else's.
@@ -33,7 +33,8 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         tokens = self.num_kv_blocks * self.block_size
-        pool = f"{self.num_kv_blocks:,} blocks of {self.block_size} tokens, {tokens:,} tokens"
+        block = counted(self.block_size, "token")
+        pool = f"{counted(self.num_kv_blocks, 'block')} of {block}, {counted(tokens, 'token')}"
         rows = [
             ("weights", self.weights_bytes, ""),
             ("KV pool", self.kv_bytes, pool),
@@ -132,15 +133,16 @@ def _cannot_fit(
     return ModelError(
         f"the model does not fit on {device}: {_readable(weights)} weights ({name}) + {_readable(activations)} "
         f"activations + {_readable(pool)} KV pool = {_readable(total)}, and {_readable(available)} are available; "
-        "take a smaller model, a 16-bit dtype, or lower num_kv_blocks, max_num_seqs or max_num_batched_tokens"
+        "take a smaller model, a 16-bit dtype, or lower num_kv_blocks, block_size, max_num_seqs or "
+        "max_num_batched_tokens"
     )
 
 
 def _readable(size: int) -> str:
     """1536 -> '1.5 KiB'."""
     value, unit = float(size), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        if value < 1023.95 or unit == "EiB":  # 1023.96 would be written 1024.0
             break
         value /= 1024
-    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+    return f"{value:.0f} B" if unit == "B" else f"{value:,.1f} {unit}"

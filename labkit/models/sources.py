@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.errors import ModelError
-from labkit.models import hub, wheel
+from labkit.models import hub, toys, wheel
 from labkit.paths import cache_folder, shipped
 
 SMOLLM2, SMOLLM2_HUB_ID = "smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct"
-_TOYS = {"toy": "a small llama model for first steps", "toy-draft": "a smaller one that drafts for toy"}
+_TOYS = {"toy": "a small llama model that tells stories", "toy-draft": "a smaller one that drafts for toy"}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FORMS = (
     f"MODEL can be {', '.join(_TOYS)} or {SMOLLM2}, a folder in Hugging Face layout, a .gguf file, "
@@ -47,13 +47,17 @@ def resolve(model: str) -> Path:
     """The folder or .gguf file of a model; a hub id is downloaded if it is not in the hub's cache yet.
 
     Raises:
-        ModelError: naming what was not found, what MODEL can be, and names that are near.
+        ModelError: naming what was not found, what MODEL can be, and names that are near; or a file of toy or toy-draft
+            that is missing or damaged.
     """
     name = str(model)
+    if not name.strip():
+        raise ModelError(f"the model's name is empty. {_FORMS}")
     if name in _TOYS:
         folder = _toy(name)
         if folder is None:
             raise ModelError(f"{name}: data/{name} is not there; run labkit from a checkout, or install it again")
+        toys.check_files(name, folder)
         return folder
     if name == SMOLLM2:
         path = _smollm2()

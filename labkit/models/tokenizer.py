@@ -13,6 +13,7 @@ import tokenizers
 
 from labkit.errors import ModelError, RequestError
 from labkit.models.chat_template import ChatTemplate
+from labkit.models.files import check_file
 from labkit.models.hf_config import read_json
 
 LONG_TEXT = 10_000  # characters, some milliseconds of work
@@ -123,17 +124,21 @@ class Tokenizer:
         """The prompt that the chat template makes of messages. Raises RequestError (param "messages")."""
         return self.chat_template.render(messages, add_generation_prompt)
 
-    def apply_chat_template(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of the rendered prompt. The template writes the BOS if the model wants one, so none is added.
+    def chat_prompt(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> tuple[str, list[int]]:
+        """The rendered prompt and its token ids. The template writes the BOS if the model wants one, so none is added.
 
         Raises:
             RequestError: (param "messages") when the template refuses them, or there is none.
         """
         text = self.render_chat(messages, add_generation_prompt)
         try:
-            return self.encode(text, add_special_tokens=False)
+            return text, self.encode(text, add_special_tokens=False)
         except RequestError as error:
             raise RequestError(str(error), "messages") from None
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+        """The token ids of `chat_prompt`."""
+        return self.chat_prompt(messages, add_generation_prompt)[1]
 
 
 def load_tokenizer(folder: Path, bos_token_id: int | None = None, eos_token_id: int | None = None) -> Tokenizer:
@@ -148,6 +153,7 @@ def load_tokenizer(folder: Path, bos_token_id: int | None = None, eos_token_id: 
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ModelError(f"{path} is missing; it is the only tokenizer format that is read from a folder")
+    check_file(path, most=None)
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
@@ -208,6 +214,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja, else tokenizer_config.json's: a text, or a list of named ones."""
     path = folder / "chat_template.jinja"
     if path.exists():
+        check_file(path)
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:

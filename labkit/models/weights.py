@@ -7,6 +7,8 @@ H query heads, K key/value heads, D head size, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from labkit.config import ModelConfig
 from labkit.errors import ModelError
+from labkit.models.files import check_file
 from labkit.models.hf_config import read_json
 from labkit.models.layout import DecoderWeights, LayerWeights
 
@@ -120,35 +123,35 @@ def build_weights(config: ModelConfig, file: TensorFile, dtype: torch.dtype, dev
     A tensor that needs no change stays mapped from the file (CPU, dtype as stored); merged and converted ones are
     new, and the mapping they were read through is dropped layer by layer. So the weights are in memory once.
     """
-    kept = file.open()
+    kept, numbers = file.open(), _Numbers(file)
 
     def one(name: str) -> Tensor:
-        return kept.get(name).to(device=device, dtype=dtype)
+        return numbers.seen(name, kept.get(name).to(device=device, dtype=dtype))
+
+    def merged(reader: TensorReader, *names: str) -> Tensor:
+        parts = [reader.get(name) for name in names]
+        out = torch.empty(sum(len(part) for part in parts), *parts[0].shape[1:], dtype=dtype, device=device)
+        for name, part, place in zip(names, parts, out.split([len(part) for part in parts]), strict=True):
+            numbers.seen(name, place.copy_(part))
+        return out
 
     embedding = one(EMBEDDING)
-    layers = [_layer(config, file.open(), one, f"model.layers.{i}.", dtype, device) for i in range(config.num_layers)]
+    layers = [_layer(config, one, partial(merged, file.open()), f"model.layers.{i}.") for i in range(config.num_layers)]
     if not config.tie_word_embeddings:
         lm_head = one(LM_HEAD)
     else:
         lm_head = embedding
         _check_stored_head(file)
-    return DecoderWeights(embedding=embedding, layers=layers, norm=one(NORM), lm_head=lm_head)
+    weights = DecoderWeights(embedding=embedding, layers=layers, norm=one(NORM), lm_head=lm_head)
+    numbers.check()
+    return weights
 
 
 def _layer(
-    config: ModelConfig, reader: TensorReader, one: Any, prefix: str, dtype: torch.dtype, device: torch.device
+    config: ModelConfig, one: Callable[[str], Tensor], merged: Callable[..., Tensor], prefix: str
 ) -> LayerWeights:
-    def merged(*names: str) -> Tensor:
-        parts = [reader.get(prefix + name) for name in names]
-        out = torch.empty(sum(len(part) for part in parts), *parts[0].shape[1:], dtype=dtype, device=device)
-        start = 0
-        for part in parts:
-            out[start : start + len(part)].copy_(part)
-            start += len(part)
-        return out
-
     def qkv(kind: str) -> Tensor:
-        return merged(*(f"self_attn.{name}_proj.{kind}" for name in "qkv"))
+        return merged(*(f"{prefix}self_attn.{name}_proj.{kind}" for name in "qkv"))
 
     return LayerWeights(
         input_norm=one(f"{prefix}input_layernorm.weight"),
@@ -158,9 +161,30 @@ def _layer(
         k_norm=one(f"{prefix}self_attn.k_norm.weight") if config.qk_norm else None,
         output=one(f"{prefix}self_attn.o_proj.weight"),
         post_attention_norm=one(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=merged("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+        gate_up=merged(f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight"),
         down=one(f"{prefix}mlp.down_proj.weight"),
     )
+
+
+class _Numbers:
+    """Finds NaN and infinity among the weights. One pass over each; a GPU is only waited for at the end."""
+
+    def __init__(self, file: TensorFile):
+        self._file = file
+        self._ends: dict[str, Tensor] = {}  # [2]: smallest and largest; either is NaN if any number is
+
+    def seen(self, name: str, tensor: Tensor) -> Tensor:
+        self._ends[name] = torch.stack(torch.aminmax(tensor))
+        return tensor
+
+    def check(self) -> None:
+        finite = torch.stack(list(self._ends.values())).isfinite().all(dim=1).tolist()
+        for (name, ends), fine in zip(self._ends.items(), finite, strict=True):
+            if not fine:
+                raise ModelError(
+                    f"{self._file.where(name)}: tensor {self._file.label(name)} holds NaN or infinity "
+                    f"(as {ends.dtype}); the file is damaged, or needs a dtype with a wider range"
+                )
 
 
 def _check_stored_head(file: TensorFile) -> None:
@@ -196,6 +220,7 @@ class Safetensors:
             raise ModelError(_no_weights(folder))
 
     def _add(self, path: Path) -> None:
+        check_file(path, most=None)
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 (not a dict)

@@ -90,7 +90,7 @@ class EngineClient:
         self.fail_all(internal(LOST))
         # As if a last step had failed all of them: so the metrics count them, and nothing seems to run.
         lost = [
-            Delta(request_id, choice.index, finish_reason="abort", error=LOST)
+            Delta(request_id, choice.index, finish_reason="abort", error=LOST, choices=len(output.outputs))
             for request_id, (_, output) in self._open.items()
             for choice in output.outputs
             if choice.finish_reason is None
@@ -206,6 +206,8 @@ class EngineClient:
         self._adds = {number: n for number, n in self._adds.items() if number > message.received}
         self.stats = message.stats
         self.metrics.observe(report, message.stats)
+        for request_id in done.errors:
+            self._send(Cancel(request_id))
         for output in done.outputs:
             await self._hand_out(output, done.errors.get(output.request_id))
 

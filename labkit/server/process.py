@@ -107,7 +107,7 @@ class EngineLoop:
             self.core.add_request(request)
         except RequestError as error:
             self._refused += [
-                Delta(request.request_id, index, finish_reason="abort", error=str(error))
+                Delta(request.request_id, index, finish_reason="abort", error=str(error), choices=request.params.n)
                 for index in range(request.params.n)
             ]
 

@@ -120,6 +120,8 @@ FILTERS = [
     Wishes(1.0, top_p=0.9),
     Wishes(0.7, top_p=0.3, min_p=0.01),
     Wishes(1.0, min_p=0.1, top_k=5000),
+    Wishes(1.0, top_p=0.9, top_k=400),
+    Wishes(1.0, top_p=0.9, top_k=5000),
 ]
 
 

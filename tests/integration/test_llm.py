@@ -400,6 +400,7 @@ def test_chat_takes_one_talk_or_several(llm):
     two = llm.chat([talk, talk], GREEDY, use_tqdm=False)
     assert [out.outputs[0].token_ids for out in two] == [one.outputs[0].token_ids] * 2
     assert one.prompt_token_ids == llm.tokenizer.apply_chat_template(talk)
+    assert one.prompt == llm.tokenizer.render_chat(talk) and "hello" in one.prompt
 
 
 def test_several_choices_of_a_scored_prompt(llm):

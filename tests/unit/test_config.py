@@ -1,6 +1,9 @@
 """Values that make no sense are refused by name; those that do are taken as they are."""
 
+import copy
+import dataclasses
 import math
+import pickle
 
 import pytest
 
@@ -48,7 +51,17 @@ from labkit.errors import RequestError
         ("ignore_eos", 1),
         ("detokenize", None),
         ("priority", 0.5),
-        ("deadline_ms", 0),
+        ("deadline_ms", 5),
+        ("temperature", 10**400),
+        ("logit_bias", {7.9: 1}),
+        ("logit_bias", {True: 1}),
+        ("logit_bias", {"1_0": 1}),
+        ("logit_bias", {" 10": 1}),
+        ("stop", {"a": 1}),
+        ("stop", b"ab"),
+        ("stop", ["a\ud800"]),
+        ("stop_token_ids", {3: 1}),
+        ("foo", 1),
     ],
 )
 def test_sampling_params_refuse(field, value):
@@ -63,6 +76,19 @@ def test_sampling_params_normalise():
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
     assert SamplingParams(max_tokens=0, prompt_logprobs=1).max_tokens == 0
     assert SamplingParams(max_tokens=None).max_tokens is None
+
+
+def test_an_unknown_field_is_answered_with_those_that_there_are():
+    with pytest.raises(
+        RequestError, match=r"SamplingParams has no field temprature.*n, max_tokens.*did you mean temper"
+    ):
+        SamplingParams(temprature=1)
+    params = SamplingParams(stop=["a"])
+    assert pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == dataclasses.replace(params) == params
+
+
+def test_a_temperature_that_float32_cannot_divide_by_is_greedy():
+    assert [SamplingParams(temperature=t).greedy for t in (0, 1e-40, 1e-38, 1e-6, 1e-4)] == [True] * 4 + [False]
 
 
 def test_stop_strings_need_text():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from labkit.bench.commands import _free_name, app
+from labkit.bench.commands import app, free_name
 from labkit.bench.reading import tables
 from labkit.bench.record import write_json, write_record
 from labkit.errors import LabkitError
@@ -114,6 +114,6 @@ def test_a_file_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> None:
 
 def test_a_record_never_takes_anothers_name(tmp_path: Path) -> None:
     record = a_record()
-    assert _free_name(tmp_path, record).name == "cpu-offline-2026-11-30.json"
+    assert free_name(tmp_path, record).name == "cpu-offline-2026-11-30.json"
     (tmp_path / "cpu-offline-2026-11-30.json").touch()
-    assert _free_name(tmp_path, record).name == "cpu-offline-2026-11-30-2.json"
+    assert free_name(tmp_path, record).name == "cpu-offline-2026-11-30-2.json"

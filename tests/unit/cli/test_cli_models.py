@@ -8,6 +8,7 @@ import types
 
 import pytest
 
+from labkit.cli.models import _in_words
 from labkit.config import EngineConfig, ModelConfig, RopeConfig
 from labkit.errors import ModelError
 
@@ -52,16 +53,23 @@ class Known:
 
 
 def test_list(labkit, module):
-    known = [Known("toy", "small", "comes along", "/data/toy"), Known("smollm2-135m", "larger", "the hub", None)]
+    known = [
+        Known("toy", "small", "comes along", f"/data/{'toy' * 60}"),
+        Known("smollm2-135m", "larger", "the hub", None),
+    ]
     module("labkit.models.sources", known_models=lambda: known)
-    assert labkit("models", "list") == (
-        0,
-        "toy           small\n"
-        "              /data/toy (comes along)\n"
-        "smollm2-135m  larger\n"
-        "              not here yet (the hub)\n",
-        "",
-    )
+    status, out, err = labkit("models", "list")
+    assert (status, err) == (0, "")
+    heading, rule, *rows = [line.rstrip() for line in out.splitlines() if line.strip()]
+    assert heading.split("  ")[0] == "Model" and set(rule) <= {"─", " "}
+    starts = [heading.index(name) for name in ("Model", "What it is", "Where it lies")]
+    cells = [[row[i:j].strip() for i, j in zip(starts, [*starts[1:], None])] for row in rows]
+    assert cells == [
+        ["toy", "small", f"/data/{'toy' * 60}"],
+        ["", "", "(comes along)"],
+        ["smollm2-135m", "larger", "not here yet"],
+        ["", "", "(the hub)"],
+    ]
 
 
 def test_pull_prints_where_it_lies(labkit, module):
@@ -96,10 +104,18 @@ def test_inspect(labkit, module):
     assert (status, err) == (0, "")
     lines = [line.split(maxsplit=1) for line in out.splitlines() if line]
     assert ["family", "qwen3"] in lines and ["eos_token_ids", "2, 5"] in lines
-    assert ["sliding_windows", "None (3 times)"] in lines
+    assert ["sliding_windows", "none"] in lines and ["rope", "default, theta 10000"] in lines
     assert "\n1,234,567 parameters\n" in out and out.endswith("the plan\n")
     assert asked == [(CONFIG, EngineConfig(device="cpu", dtype="float16"), "cpu", "float16")]
     assert labkit(*args, "--max-model-len", "65")[0] == 2
+
+
+def test_rope_and_windows_in_words():
+    llama3 = RopeConfig("llama3", 500000.0, 8.0, 8192, high_freq_factor=4.0)
+    assert _in_words("rope", llama3) == "llama3, theta 500000, factor 8, original_max_position_embeddings 8192"
+    assert _in_words("sliding_windows", (20, 20)) == "20 tokens"
+    windows = (None, None, 4096, None)
+    assert _in_words("sliding_windows", windows) == "layers 0 to 1: none; layer 2: 4,096 tokens; layer 3: none"
 
 
 def test_doctor_prints_every_fact(labkit, module):

@@ -37,3 +37,15 @@ def test_what_just_fits():
     LIMITS.check([1] * 64, SamplingParams(max_tokens=1))
     RequestLimits(256, 100, 10_000).check([1] * 255, SamplingParams(max_tokens=1))
     assert LIMITS.max_output_tokens(40) == 25
+
+
+def test_a_length_that_the_pool_has_cut_names_the_pool():
+    cut = RequestLimits(max_model_len=3, vocab_size=100, kv_tokens=3)
+    with pytest.raises(RequestError, match=r"4 tokens .*KV pool holds 3 tokens.*shorten the prompt, or enlarge num_kv"):
+        cut.check([1] * 4, SamplingParams())
+    with pytest.raises(
+        RequestError, match=r"has 1 token and .*at most 2 can be asked for here, or enlarge num_kv_blocks"
+    ):
+        cut.check([1], SamplingParams(max_tokens=3))
+    with pytest.raises(RequestError, match=r"model's length is 256 tokens.*; shorten the prompt$"):
+        RequestLimits(256, 100, 10_000).check([1] * 256, SamplingParams())

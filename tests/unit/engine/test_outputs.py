@@ -76,3 +76,26 @@ def test_a_failed_step_names_its_reason_and_discarded_requests_are_silent():
     processor = begin()
     processor.discard("r")
     assert processor.process([Delta("r", 0, [1])]).outputs == []
+
+
+def test_times_and_preemptions_are_those_of_all_answers():
+    processor = begin(n=2)
+    late = dict(arrival_time=1.0, first_scheduled_time=5.0, first_token_time=6.0, num_preemptions=2)
+    early = dict(arrival_time=1.0, first_scheduled_time=2.0, first_token_time=3.0, num_preemptions=1)
+    processor.process([Delta("r", 0, [1], **late)])
+    done = processor.process([Delta("r", 1, [1], finish_reason="length", finished_time=7.0, **early)]).outputs[0]
+    assert (done.metrics.first_scheduled_time, done.metrics.first_token_time) == (2.0, 3.0)
+    assert done.metrics.finished_time is None, "the other one goes on"
+    done = processor.process([Delta("r", 0, [1], finish_reason="length", finished_time=6.5, **late)]).outputs[0]
+    assert (done.metrics.finished_time, done.metrics.num_preemptions) == (7.0, 3)
+
+
+def test_one_that_cannot_be_put_in_words_fails_alone():
+    processor = begin(n=2)
+    processor.add(EngineRequest("good", [1], SamplingParams()))
+    done = processor.process([Delta("r", 0, ["no token id"]), Delta("r", 1, [1]), Delta("good", 0, [1])])
+    bad, good = done.outputs
+    assert list(done.errors) == ["r"] and "TypeError" in done.errors["r"]
+    assert bad.finished and [c.finish_reason for c in bad.outputs] == ["abort"] * 2
+    assert good.outputs[0].text == "a" and not good.finished
+    assert processor.process([Delta("r", 1, [1])]).outputs == []

@@ -149,8 +149,10 @@ def launch_pointwise(dtype: torch.dtype) -> None:
 
 
 def launch_sampling(dtype: torch.dtype, device: str = "cpu") -> None:
-    table, slots = parameters([Wishes(), Wishes()], device), torch.arange(2, dtype=torch.int32)
-    logits, counts = torch.zeros(2, 151_936, dtype=dtype), torch.zeros(2, 151_936, dtype=torch.int32)
+    rows = [Wishes(), Wishes(top_k=50), Wishes(top_k=400, top_p=0.9), Wishes(top_p=0.9)]
+    table, slots = parameters(rows, device), torch.arange(len(rows), dtype=torch.int32)
+    logits, counts = (torch.zeros(len(rows), 151_936, dtype=kind) for kind in (dtype, torch.int32))
+    logits[:, :100] = 5  # those 100 are compared each with each for top_k=50; the other two rows are flat
     draw.draw(logits, table, slots, slots, filtered=False)
     changes = draw.Changes(torch.zeros(3, 2, dtype=torch.int32), counts.bool(), counts)
     draw.draw(logits, table, slots, slots, logprobs=True, changes=changes)

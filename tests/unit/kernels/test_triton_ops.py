@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from labkit.kernels import (
     activation,
     cut,
     draw,
+    draw_flat,
     filters,
     gumbel,
     invariant_linear,
@@ -224,8 +226,7 @@ def test_many_equal_logits_go_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tokens[:2] < 3).all()
 
 
-def test_listed_tokens_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More tokens reach the cut than one tile holds, and fewer than would send the draw back to the groups."""
+def test_more_tokens_reach_the_cut_than_a_tile_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draw, "GROUP_TILE", 32)
     table, slots = parameters([Wishes(top_k=40, top_p=0.95, seed=2)]), torch.zeros(1, dtype=torch.int32)
     logits = logits_of(1, 2001, "normal")
@@ -256,7 +257,7 @@ def test_flat_rows_are_read_a_few_times(
         return candidates(row, begin, GROUP, TILE)
 
     candidates = cut.candidates
-    for module in (cut, filters):
+    for module in (cut, filters, draw_flat):
         monkeypatch.setattr(module, "candidates", counted)
     table, slots = parameters([Wishes(seed=3, **asked)]), torch.zeros(1, dtype=torch.int32)  # type: ignore[arg-type]
     torch.manual_seed(8)
@@ -264,6 +265,30 @@ def test_flat_rows_are_read_a_few_times(
     tokens, _ = draw.draw(logits, table, slots, slots)
     assert tokens.tolist() == defined(logits, table, slots, slots).tolist()
     assert len(begins) <= most * math.ceil(vocab / draw.GROUP_TILE)
+
+
+def test_more_tokens_are_equal_than_the_list_has_room_for() -> None:
+    """top_k cuts among them, and top_p above them."""
+    rows = [Wishes(top_k=400, top_p=top_p, seed=seed) for top_p in (0.3, 0.9, 0.97) for seed in range(3)]
+    table, slots = parameters(rows), torch.arange(len(rows), dtype=torch.int32)
+    logits = torch.zeros(len(rows), 20_000)
+    logits[:, torch.randperm(20_000)[:300]] = 3 * torch.rand(300)
+    tokens, _ = draw.draw(logits, table, slots, slots)
+    assert tokens.tolist() == defined(logits, table, slots, slots).tolist()
+
+
+def test_only_flat_rows_are_left_to_the_third_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = [dict(top_k=50), dict(top_k=50, top_p=0.9), dict(top_k=100, min_p=0.05), dict(top_p=0.7), dict(min_p=0.1)]
+    long = [dict(top_k=400), dict(top_p=0.999), dict(min_p=1e-3)]  # more than the 256 that are compared each with each
+    flat = [dict(top_k=5000), dict(min_p=1e-9)]
+    table = parameters([Wishes(seed=4, **asked) for asked in usual + long + flat])  # type: ignore[arg-type]
+    slots = torch.arange(len(table), dtype=torch.int32)
+    logits = (3 * torch.randn(len(table), 20_000)).bfloat16().float()
+    want = defined(logits, table, slots, slots).tolist()
+    assert draw.draw(logits, table, slots, slots)[0].tolist() == want
+    monkeypatch.setattr(draw, "flat_kernel", defaultdict(lambda: lambda *args, **options: None))
+    left = draw.draw(logits, table, slots, slots)[0].tolist()
+    assert left == want[: len(usual)] + [-1] * len(long + flat)
 
 
 def test_more_tokens_are_kept_than_the_list_has_room_for() -> None:

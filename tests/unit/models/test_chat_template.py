@@ -37,6 +37,10 @@ TEMPLATES = {
         "{% for m in messages %}{{ say(m) }}{% endfor %}"
     ),
     "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "methods": (
+        "{% for m in messages %}{{ m.content.replace('i', 'ii').split(' ') | join('-') | upper }}"
+        "{{ '%s: %5d' % (m.role, loop.index) }}{{ '{:>4}'.format(1) }}{{ m.content[1:] | indent(2) }}{% endfor %}"
+    ),
     "tools": "{% if tools is not none %}tools{% else %}none{% endif %}{% if documents %}d{% endif %}{{ unk_token }}",
     "slices": "{% for m in messages[1:] %}{{ m.content[:2] * 2 }}{{ '%s' % m.role }}{% endfor %}{{ 2 ** 3 }}",
     "year": "{{ strftime_now('%Y-%m') }}",
@@ -117,6 +121,36 @@ def test_parts_are_joined_by_newlines_and_nulls_dropped() -> None:
         ("{% set n = namespace(x='aaaa') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}", "more than"),
         ("{% for i in range(90000) %}{{ 'abcdefghij' * 1000 }}{% endfor %}", "more than"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{{ 'a'.center(10000000000) }}", "more than"),
+        ("{{ 'a' | center(10000000000) }}", "more than"),
+        ("{{ ['a'] | map('center', 10000000000) | first }}", "more than"),
+        ("{{ '%10000000000d' % 1 }}", "more than"),
+        ("{{ '%*d' % (10000000000, 1) }}", "more than"),
+        ("{{ '%10000000000d' | format(1) }}", "more than"),
+        ("{{ '{:>10000000000}'.format(1) }}", "more than"),
+        ("{{ '{:{w}}'.format(1, w=10000000000) }}", "more than"),
+        ("{{ ('{0}' * 100000).format('a' * 30000) }}", "more than"),
+        ("{{ ('b' * 30000000).replace('', 'a' * 30000000) }}", "more than"),
+        ("{{ ('b' * 30000000) | replace('b', 'a' * 30000000) }}", "more than"),
+        ("{{ ('a' * 30000000).join('b' * 30000000) }}", "more than"),
+        ("{{ range(90000) | map('string') | join('a' * 30000000) }}", "more than"),
+        ("{{ ('\n' * 1000000) | indent(1000000) }}", "more than"),
+        ("{{ ('\t' * 1000000).expandtabs(1000000) }}", "more than"),
+        ("{{ messages | tojson(indent=10000000000) }}", "more than"),
+        ("{{ lipsum(n=100000, min=10000, max=10001) }}", "undefined"),
+        ("{% set n = namespace(x=10) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}", "out of bounds"),
+        # many that are each allowed
+        (
+            "{% set n = namespace(x=[]) %}{% for i in range(999) %}{% set n.x = n.x + ['a' * 30000000] %}{% endfor %}",
+            "MiB",
+        ),
+        ("{% set a = 'a' * 30000000 %}{% set x %}{% for i in range(999) %}{{ a }}{% endfor %}{% endset %}", "MiB"),
+        ("{% set x %}{% for i in range(99999) %}" + "a" * 20000 + "{% endfor %}{% endset %}", "MiB"),
+        (
+            "{% set a = 'a' * 30000000 %}{% set n = namespace(x=[]) %}"
+            "{% for i in range(999) %}{% set n.x = n.x + [a[1:]] %}{% endfor %}",
+            "MiB",
+        ),
     ],
 )
 def test_what_a_template_may_not_do(source: str, says: str) -> None:
@@ -129,6 +163,7 @@ def test_what_a_template_may_not_do(source: str, says: str) -> None:
     "source",
     [
         "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+        "{% for i in range(900) %}{% for j in range(900) %}{% for k in range(9) %}{% endfor %}{% endfor %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     ],
 )

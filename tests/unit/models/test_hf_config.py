@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +242,28 @@ def test_an_empty_folder(tmp_path: Path) -> None:
 def test_generation_config_with_an_id_outside_the_vocabulary() -> None:
     with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id is 999"):
         parse(generation={"eos_token_id": 999})
+
+
+def test_a_config_of_a_billion_layers_is_refused_at_once() -> None:
+    begin = time.monotonic()
+    with pytest.raises(ModelError, match=r"config\.json: num_hidden_layers is 1000000000; at most"):
+        parse(num_hidden_layers=10**9)
+    assert time.monotonic() - begin < 1
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_what_is_no_regular_file(name: str, tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", config_json())
+    path = tmp_path / name
+    for make, says in (
+        (lambda: os.mkfifo(path), "a pipe or a device"),
+        (path.mkdir, "a folder"),
+        (lambda: path.symlink_to("/dev/zero"), "a pipe or a device"),
+        (lambda: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 10**12), "bytes"),
+    ):
+        path.unlink(missing_ok=True) if not path.is_dir() else path.rmdir()
+        make()
+        with pytest.raises(ModelError, match=says) as error:
+            read_config(tmp_path)
+        assert name in str(error.value)

@@ -132,3 +132,13 @@ def test_printed_in_a_few_aligned_lines(free: SimpleNamespace) -> None:
     assert [line.split("  ")[0] for line in lines] == ["weights", "KV pool", "activations", "available"]
     assert "32 blocks of 16 tokens, 512 tokens" in lines[1] and "max_model_len 512" in lines[3]
     assert len({line.index("iB") for line in lines}) == 1
+
+
+def test_sizes_and_counts_in_words(free: SimpleNamespace) -> None:
+    sizes = (0, 1023, 1024, 1024**2 - 1, 5 * 1024**4, 3 * 1024**5, 10**25)
+    assert [memory._readable(size) for size in sizes] == [
+        "0 B", "1023 B", "1.0 KiB", "1.0 MiB", "5.0 TiB", "3.0 PiB", "8,673,617.4 EiB"
+    ]  # fmt: skip
+    assert "3 blocks of 1 token, 3 tokens" in str(plan(model(), block_size=1, num_kv_blocks=3))
+    with pytest.raises(ModelError, match=r"lower num_kv_blocks, block_size, max_num_seqs"):
+        plan(model(), block_size=10**9, num_kv_blocks=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -289,3 +290,36 @@ def test_sizes_that_contradict_the_tensors(field: str, value: int, tmp_path: Pat
     write_checkpoint(tmp_path)
     edit_json(tmp_path / "config.json", **{field: value})
     refused(tmp_path, ".weight")
+
+
+@pytest.mark.parametrize(
+    "name", [EMBEDDING, "model.layers.1.self_attn.k_proj.weight", "model.layers.0.mlp.down_proj.weight"]
+)
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_no_numbers(name: str, value: float, tmp_path: Path) -> None:
+    state = random_weights(config_json())
+    state[name][3, 5] = value
+    checkpoint = open_checkpoint(str(write_checkpoint(tmp_path, state=state)))
+    with pytest.raises(ModelError, match=rf"model\.safetensors: tensor {name} holds NaN or infinity"):
+        load(checkpoint)
+
+
+def test_weights_that_the_dtype_cannot_hold(tmp_path: Path) -> None:
+    state = random_weights(config_json())
+    state["model.layers.1.mlp.up_proj.weight"][0, 0] = 1e6
+    checkpoint = open_checkpoint(str(write_checkpoint(tmp_path, state=state)))
+    with pytest.raises(ModelError, match=r"up_proj.*torch\.float16.*wider range"):
+        checkpoint.load(torch.float16, torch.device("cpu"))
+    load(checkpoint)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors"]
+)
+def test_a_pipe_in_a_models_folder_hangs_nobody(name: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ModelError, match=rf"{name} is a pipe or a device"):
+        open_checkpoint(str(folder))

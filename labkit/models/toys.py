@@ -1,0 +1,37 @@
+"""The models that come with labkit: whether their files are the ones that were shipped.
+
+toys.json, beside this file, holds the SHA-256 of each; data/make_toy.py writes it together with the models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from labkit.errors import ModelError
+
+HASHES = Path(__file__).with_name("toys.json")
+FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+
+def check_files(name: str, folder: Path) -> None:
+    """Compare every file of a shipped model with its hash: some ten milliseconds.
+
+    Raises:
+        ModelError: naming each file that is missing or different, with the hash that it should have.
+    """
+    wrong = []
+    for file, expected in json.loads(HASHES.read_text(encoding="utf-8"))[name].items():
+        path = folder / file
+        found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+        if found is None:
+            wrong.append(f"{path} is missing; its SHA-256 should be {expected}")
+        elif found != expected:
+            wrong.append(
+                f"{path} is not the file that labkit came with: its SHA-256 is {found}, it should be {expected}"
+            )
+    if wrong:
+        raise ModelError(
+            f"{name}: {'; '.join(wrong)}. Get it back with `git checkout -- data/{name}`, or install labkit again"
+        )
