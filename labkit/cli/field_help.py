@@ -62,6 +62,8 @@ SERVER_HELP = {
     "max_body_bytes": "Largest request body.",
     "cors_origins": "Web page origin that browsers may call from; repeat it for several.",
     "log_level": "debug, info, warning or error.",
+    "log_format": "text, or json: one object a line.",
     "trace": "Write the engine's trace to this file.",
     "drain_seconds": "Seconds that running requests get to finish after SIGTERM.",
+    "otlp_endpoint": "OpenTelemetry collector for spans, such as http://127.0.0.1:4318; needs labkit[otel].",
 }

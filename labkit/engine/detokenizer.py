@@ -6,6 +6,7 @@ visible   the same without an ending that may be the beginning of a stop string
 
 from __future__ import annotations
 
+import bisect
 import codecs
 from collections.abc import Sequence
 
@@ -59,11 +60,48 @@ class WindowDecoder:
         return self._decode(self._ids)[len(before) :]
 
 
+class StopStrings:
+    """Some strings, found in a text that grows. What a look costs hardly grows with their number.
+
+    Attributes:
+        longest: characters of the longest.
+    """
+
+    def __init__(self, strings: Sequence[str]):
+        self._by_length: dict[int, set[str]] = {}
+        for string in strings:
+            self._by_length.setdefault(len(string), set()).add(string)
+        self._sorted = sorted(strings)
+        self._first = {string[0] for string in strings}
+        self.longest = max(self._by_length, default=0)
+
+    def first_in(self, text: str, begin: int) -> tuple[int, str] | None:
+        """Where the earliest one begins of those that end after `begin`, and which; the shortest on a tie."""
+        found = [
+            (end - length, text[end - length : end])
+            for end in range(begin + 1, len(text) + 1)
+            for length, strings in self._by_length.items()
+            if length <= end and text[end - length : end] in strings
+        ]
+        return min(found, default=None)
+
+    def beginning_at_end(self, text: str) -> int:
+        """Length of the longest end of the text that one of them begins with, and is longer than."""
+        for start in range(max(0, len(text) - self.longest + 1), len(text)):
+            if text[start] in self._first:
+                end = text[start:]
+                # In order of the alphabet those that begin with it follow it.
+                place = bisect.bisect_right(self._sorted, end)
+                if place < len(self._sorted) and self._sorted[place].startswith(end):
+                    return len(end)
+        return 0
+
+
 class Detokenizer:
     """The text of one answer in the making, and the watch for its stop strings.
 
     Args:
-        stop: strings that end the answer.
+        stop: strings that end the answer; answers of one request may share them.
         include_stop: leave the stop string in the text.
         min_tokens: stop strings that end within so many tokens do not count.
     """
@@ -71,7 +109,7 @@ class Detokenizer:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        stop: Sequence[str] = (),
+        stop: StopStrings | None = None,
         include_stop: bool = False,
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
@@ -79,7 +117,6 @@ class Detokenizer:
         kind = ByteDecoder if tokenizer.is_byte_level else WindowDecoder
         self._decoder = kind(tokenizer, skip_special_tokens)
         self._stop = stop
-        self._longest = max((len(s) for s in stop), default=0)
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._num_tokens = 0
@@ -107,23 +144,15 @@ class Detokenizer:
             return None
         before = len(self.text)
         self.text += piece
-        if not self._stop:
+        if self._stop is None:
             return None
         if self._num_tokens > self._min_tokens:
             # A stop string may begin in the text before, but it ends in this piece.
-            found = [(self.text.find(s, max(0, before - len(s) + 1)), s) for s in self._stop]
-            start, stop = min((hit for hit in found if hit[0] >= 0), default=(-1, ""))
-            if stop:
+            found = self._stop.first_in(self.text, before)
+            if found is not None:
+                start, stop = found
                 self.text = self.text[: start + len(stop) * self._include_stop]
                 self._held = 0
                 return stop
-        self._held = 0 if self._include_stop else self._beginning_of_a_stop()
+        self._held = 0 if self._include_stop else self._stop.beginning_at_end(self.text)
         return None
-
-    def _beginning_of_a_stop(self) -> int:
-        """Length of the longest end of the text that a stop string begins with."""
-        end = self.text[-self._longest + 1 :] if self._longest > 1 else ""
-        for length in range(len(end), 0, -1):
-            if any(s.startswith(end[-length:]) for s in self._stop if len(s) > length):
-                return length
-        return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from labkit.engine.detokenizer import Detokenizer
+from labkit.engine.detokenizer import Detokenizer, StopStrings
 from labkit.engine.request import Delta, EngineRequest, TokenLogprobs
 from labkit.models.tokenizer import Tokenizer
 from labkit.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -64,10 +64,11 @@ class OutputProcessor:
             metrics=RequestMetrics(arrival_time=0.0),
             prompt_logprobs=[None] if params.prompt_logprobs is not None else None,
         )
+        stop = StopStrings(params.stop) if params.stop else None
         detokenizers = [
             Detokenizer(
                 self._tokenizer,
-                params.stop or (),
+                stop,
                 params.include_stop_str_in_output,
                 params.min_tokens,
                 params.skip_special_tokens,

@@ -15,8 +15,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from labkit.server.errors import ApiError, internal
+from labkit.server.logs import current_request_id
 from labkit.server.security import Keys
-from labkit.server.stream import json_response
+from labkit.server.spans import Spans
+from labkit.server.stream import DIRECT_SEND, json_response
 
 log = logging.getLogger("labkit.server")
 
@@ -30,6 +32,12 @@ KEYED_PATHS = (
     "/metrics",
     "/dashboard/events",
 )
+# A browser that shows an answer as a page runs nothing in it and takes nothing from anywhere; pages say what they need.
+SECURITY_HEADERS = {
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
 CLIENT_GONE = 499  # nobody receives it; the log and the metrics have it
 LONGEST_ID = 200
 
@@ -56,32 +64,44 @@ def request_id(given: str | None) -> str:
 class Access:
     """The outermost layer."""
 
-    def __init__(self, app: ASGIApp, registry: CollectorRegistry):
+    def __init__(self, app: ASGIApp, registry: CollectorRegistry, spans: Spans):
         self._app = app
+        self._spans = spans
         self._count = Counter("labkit_http_requests", "HTTP requests", ["path", "status"], registry=registry)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begin, status = time.perf_counter(), None
         own_id = request_id(Headers(scope=scope).get("x-request-id"))
+        current_request_id.set(own_id)
+        scope[DIRECT_SEND] = send
 
         async def send_counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = own_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = own_id
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
                 self._count.labels(path_label(scope["path"]), str(status)).inc()
             await send(message)
 
-        try:
-            await self._app(scope, receive, send_counted)
-        except Exception:
-            log.exception("request %s failed", own_id)
-            if status is None:
-                await error_response(internal())(scope, receive, send_counted)
-        finally:
-            milliseconds = 1e3 * (time.perf_counter() - begin)
-            line = '%s %s "%s" %s %.0f ms'
-            log.info(line, own_id, scope["method"], ascii(scope["path"])[1:-1], status, milliseconds)
+        with self._spans.request(scope, own_id) as answered:
+            try:
+                await self._app(scope, receive, send_counted)
+            except Exception:
+                log.exception("the request failed")
+                if status is None:
+                    await error_response(internal())(scope, receive, send_counted)
+            finally:
+                answered(status)
+                _log_request(scope, status, 1e3 * (time.perf_counter() - begin))
+
+
+def _log_request(scope: Scope, status: int | None, milliseconds: float) -> None:
+    method, path = scope["method"], ascii(scope["path"])[1:-1]
+    fields = {"method": method, "path": path, "status": status, "ms": round(milliseconds, 1)}
+    log.info('%s "%s" %s %.0f ms', method, path, status, milliseconds, extra=fields)
 
 
 class KeyCheck:

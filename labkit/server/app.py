@@ -21,14 +21,17 @@ from starlette.types import ASGIApp
 import labkit
 from labkit.server.access import CLIENT_GONE, Access, KeyCheck, error_response
 from labkit.server.completions import Completion
-from labkit.server.errors import ApiError, body_too_large, internal, model_not_found, unsupported_media
+from labkit.server.docs_page import docs_page
+from labkit.server.errors import ApiError, body_too_large, body_too_slow, internal, model_not_found, unsupported_media
+from labkit.server.openapi import describe
 from labkit.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest, parse
 from labkit.server.security import Keys
 from labkit.server.service import Service
-from labkit.server.stream import ClientGone, EventStream, event, json_response, while_connected
+from labkit.server.stream import ClientGone, EventStream, Stream, event, json_response, while_connected
 
 PAGE = Path(__file__).parent / "dashboard" / "index.html"
 SECONDS_BETWEEN_EVENTS = 0.5
+SECONDS_FOR_BODY = 60.0
 PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed in a thread, so that nobody waits for it
 Kind = TypeVar("Kind", bound=Strict)
 
@@ -44,11 +47,11 @@ def build_app(service: Service, keys: Keys) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    return Access(app, service.engine.metrics.registry)
+    return Access(app, service.engine.metrics.registry, service.spans)
 
 
 def build_routes(service: Service) -> FastAPI:
-    app = FastAPI(title="labkit", version=labkit.__version__, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="labkit", version=labkit.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientGone, _on_client_gone)
@@ -59,6 +62,7 @@ def build_routes(service: Service) -> FastAPI:
     _add_models(app, service)
     _add_operations(app, service)
     _add_dashboard(app, service)
+    describe(app)
     return app
 
 
@@ -68,25 +72,30 @@ def _add_generation(app: FastAPI, service: Service) -> None:
             until_answered.enter_context(service.busy())
             arrival = asyncio.get_running_loop().time()
             service.admit(request.scope["labkit.key"])
-            wish = await read(request, kind, service.config.max_body_bytes)
+            try:
+                async with asyncio.timeout_at(service.deadline(arrival)):
+                    wish = await read(request, kind, service.config.max_body_bytes)
+            except TimeoutError:
+                raise service.late() from None
             service.check_model(wish.model)
+            service.check_count(wish)
             completion = Completion(service, wish, arrival)
             response = await while_connected(request.receive, completion.respond(until_answered))
-            if isinstance(response, EventStream):
+            if isinstance(response, Stream):
                 response.at_end = until_answered.pop_all()  # it is answered when the stream ends
             return response
 
-    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
+    @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await generate(request, ChatRequest)
 
-    @app.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
+    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await generate(request, CompletionRequest)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
-    @app.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
+    @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         wish = await read(request, TokenizeRequest, service.config.max_body_bytes)
         service.check_model(wish.model)
@@ -97,7 +106,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             answer["token_strs"] = [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
         return json_response(answer)
 
-    @app.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
+    @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         wish = await read(request, DetokenizeRequest, service.config.max_body_bytes)
         service.check_model(wish.model)
@@ -128,13 +137,16 @@ def _add_models(app: FastAPI, service: Service) -> None:
 def _add_operations(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> Response:
-        return json_response(
-            {"status": "ok" if service.alive else "the engine has ended"}, 200 if service.alive else 503
-        )
+        trouble = service.engine.trouble
+        return json_response({"status": trouble or "ok"}, 200 if trouble is None else 503)
 
     @app.get("/ready")
     async def ready() -> Response:
         return json_response({"ready": service.ready}, 200 if service.ready else 503)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return docs_page()
 
     @app.get("/version")
     async def version() -> Response:
@@ -183,20 +195,17 @@ async def read(request: Request, kind: type[Kind], limit: int) -> Kind:
     if length.isdecimal() and int(length) > limit:
         raise body_too_large(limit)
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise body_too_large(limit)
+    try:
+        async with asyncio.timeout(SECONDS_FOR_BODY):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limit:
+                    raise body_too_large(limit)
+    except TimeoutError:
+        raise body_too_slow(SECONDS_FOR_BODY) from None
     if len(body) <= PARSED_AT_ONCE:
         return parse(bytes(body), kind)
     return await asyncio.to_thread(parse, bytes(body), kind)
-
-
-def body_schema(kind: type[Strict]) -> dict[str, Any]:
-    """For /docs: the routes read their bodies themselves."""
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 async def _on_api_error(_: Request, error: Exception) -> Response:

@@ -6,18 +6,17 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from starlette.responses import Response
 
 from labkit.outputs import CompletionOutput, RequestOutput
 from labkit.server.answers import ChatApi, ChatLogprobs, Progress, TextApi, TextLogprobs, usage
-from labkit.server.engine import Generation
-from labkit.server.errors import timed_out
+from labkit.server.generation import Generation
 from labkit.server.protocol import ChatRequest, CompletionRequest
 from labkit.server.service import Prompt, Service
-from labkit.server.stream import DONE, EventStream, event, json_response
+from labkit.server.stream import DONE, Outlet, Stream, encode, event, json_response
 
 
 class Completion:
@@ -33,8 +32,7 @@ class Completion:
         self._api = ChatApi() if isinstance(request, ChatRequest) else TextApi()
         self._id = f"{self._api.id_prefix}{uuid.uuid4().hex}"
         self._created = int(time.time())
-        self._seconds = service.config.request_timeout
-        self._deadline = None if self._seconds is None else arrival + self._seconds
+        self._deadline = service.deadline(arrival)
 
     async def respond(self, until_answered: contextlib.ExitStack) -> Response:
         """The whole answer; of a stream the beginning, so that what fails before it is an answer of its own.
@@ -52,14 +50,13 @@ class Completion:
                 until_answered.callback(generation.close)
                 choices = list(self._choices(generation, prompts))
                 if not self._request.stream:
-                    while not generation.finished:
-                        await generation.news()
+                    await generation.ended()
+                    self._service.spans.answers(self._service.name, generation.outputs)
                     return json_response(self._whole(generation, choices))
-                await generation.news()
+                await generation.begun()
         except TimeoutError:
-            raise timed_out(self._seconds or 0) from None
-        late = timed_out(self._seconds or 0)
-        return EventStream(self._events(generation, choices), self._deadline, late)
+            raise self._service.late() from None
+        return Stream(lambda outlet: self._stream(generation, choices, outlet), self._deadline, self._service.late())
 
     def _choices(self, generation: Generation, prompts: Sequence[Prompt]) -> Iterator[Choice]:
         """In the order of their index, prompt × n + choice."""
@@ -86,33 +83,38 @@ class Completion:
             shapes.append(self._api.choice(choice.index, piece))
         return self._frame(self._api.whole, shapes) | {"usage": usage(generation.outputs)}
 
-    async def _events(self, generation: Generation, choices: Sequence[Choice]) -> AsyncIterator[bytes]:
-        data = [self._chunk(first) for choice in choices if (first := self._api.first(choice.index)) is not None]
-        while True:
-            finished = generation.finished  # asked before looking: what comes during the yield is for the next round
-            for choice in choices:
-                data += self._news(choice)
-            if data:
-                yield b"".join(data)
-            if finished:
-                break
-            await generation.news()
-            data = []
-        if self._request.wants_usage:
-            yield event(self._frame(self._api.chunk, []) | {"usage": usage(generation.outputs)})
-        yield DONE
+    async def _stream(self, generation: Generation, choices: Sequence[Choice], outlet: Outlet) -> None:
+        """One write for all that a step gave, whatever the number of choices."""
+        frame = self._frame(self._api.chunk, [])
+        # Of a chunk all but the choice is always the same, and there is one for every token: it is encoded once.
+        head = b"data: " + encode(frame).removesuffix(b"]}")
+        opening = [self._api.first(choice.index) for choice in choices]
+        shapes = [shape for shape in opening if shape is not None]
 
-    def _news(self, choice: Choice) -> Iterator[bytes]:
+        async def write() -> None:
+            finished = generation.finished
+            for choice in choices:
+                shapes.extend(self._news(choice))
+            data = [head + encode(shape) + b"]}\n\n" for shape in shapes]
+            shapes.clear()
+            if finished and self._request.wants_usage:
+                data.append(event(frame | {"usage": usage(generation.outputs)}))
+            if finished:
+                data.append(DONE)
+            if data:
+                await outlet.write(b"".join(data), last=finished)
+
+        await generation.follow(write)
+        self._service.spans.answers(self._service.name, generation.outputs)
+
+    def _news(self, choice: Choice) -> list[dict[str, Any]]:
         piece = choice.progress.take(choice.output, choice.completion)
         if piece is None:
-            return
-        if piece.text or piece.logprobs:
-            yield self._chunk(self._api.content(choice.index, piece))
+            return []
+        shapes = [self._api.content(choice.index, piece)] if piece.text or piece.logprobs else []
         if piece.finish_reason is not None:
-            yield self._chunk(self._api.last(choice.index, piece))
-
-    def _chunk(self, shape: dict[str, Any]) -> bytes:
-        return event(self._frame(self._api.chunk, [shape]))
+            shapes.append(self._api.last(choice.index, piece))
+        return shapes
 
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

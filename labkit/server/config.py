@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,10 @@ class ServerConfig:
         rate_burst: requests that may come at once; None takes one second's worth.
         max_body_bytes: the largest body that is read.
         cors_origins: pages of these origins may call the server from a browser; "*" is every page.
+        log_format: text for people, json for programs: one object a line.
         trace: file for the engine's trace.
         drain_seconds: how long SIGTERM waits for what runs.
+        otlp_endpoint: URL of an OpenTelemetry collector (OTLP over HTTP) that gets a span of every request.
 
     Raises:
         ValueError: naming the field, what was given and what is allowed.
@@ -40,8 +43,10 @@ class ServerConfig:
     max_body_bytes: int = 8 * 1024 * 1024
     cors_origins: tuple[str, ...] = ()
     log_level: str = "info"
+    log_format: str = "text"
     trace: str | None = None
     drain_seconds: float = 30.0
+    otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -58,6 +63,10 @@ class ServerConfig:
             raise ValueError(f"drain_seconds is {self.drain_seconds}; it must be 0 or more")
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"log_level is {self.log_level!r}; it can be one of {', '.join(LOG_LEVELS)}")
+        if self.log_format not in LOG_FORMATS:
+            raise ValueError(f"log_format is {self.log_format!r}; it can be one of {', '.join(LOG_FORMATS)}")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"otlp_endpoint is {self.otlp_endpoint!r}; it must be a URL such as http://127.0.0.1:4318")
         for key in self.api_keys:
             # A header can carry nothing else without quarrels about its encoding.
             if not key or not key.isascii() or not key.isprintable() or " " in key:

@@ -1,165 +1,138 @@
-"""The HTTP process's end of the engine: starts its process, sends requests, hands out what comes back."""
+"""The HTTP process's end of the engine: sends requests, hands out what comes back, starts it again when it ends."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import shutil
-import sys
-import tempfile
+import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import zmq
-import zmq.asyncio
+import msgspec
 
-import labkit
 from labkit.config import EngineConfig
 from labkit.engine.metrics import EngineMetrics
 from labkit.engine.outputs import OutputProcessor
-from labkit.engine.request import EngineRequest
+from labkit.engine.request import Delta, EngineRequest, StepReport
 from labkit.engine.stats import EngineStats
 from labkit.errors import ModelError
 from labkit.models.tokenizer import Tokenizer
 from labkit.outputs import RequestOutput
-from labkit.server.errors import ApiError, internal
-from labkit.server.messages import (
-    Add,
-    Cancel,
-    Failed,
-    FromEngine,
-    Launch,
-    Ready,
-    Shutdown,
-    Steps,
-    Stop,
-    ToEngine,
-    decode_from_engine,
-    encode,
-)
+from labkit.server.child import Child
+from labkit.server.errors import ApiError, internal, overloaded
+from labkit.server.generation import Generation
+from labkit.server.messages import Add, Cancel, Failed, FromEngine, Launch, Ready, Steps, Stop, ToEngine
+from labkit.server.restarts import Restarts
 
-SECONDS_TO_END = 5.0
-
-
-class Generation:
-    """The answers to the prompts of one HTTP request.
-
-    `outputs` are live: the engine's steps go on changing them. A reader that is slow therefore misses nothing and
-    fills no queue; it only gets larger pieces.
-    """
-
-    def __init__(self, engine: EngineClient, request_ids: Sequence[str], outputs: Sequence[RequestOutput]):
-        self._engine = engine
-        self._request_ids = request_ids
-        self.outputs = outputs
-        self._event = asyncio.Event()
-        self._error: ApiError | None = None
-
-    @property
-    def finished(self) -> bool:
-        return all(output.finished for output in self.outputs)
-
-    async def news(self) -> None:
-        """Wait until a step has changed some output since the last call.
-
-        Raises:
-            ApiError: the engine failed, or the server ends before the answer does.
-        """
-        await self._event.wait()
-        if self._error is not None:
-            raise self._error
-        self._event.clear()
-
-    def notice(self) -> None:
-        self._event.set()
-
-    def fail(self, error: ApiError) -> None:
-        self._error = error
-        self._event.set()
-
-    def close(self) -> None:
-        """End what still runs of it. Call it whatever happened; a second call does nothing."""
-        self._engine.forget(self._request_ids)
+SECONDS_OF_SILENCE = 120.0  # of an engine that has work; a step is shorter, the compilation of a kernel too
+LOST = "the engine has ended; this request is lost"
+log = logging.getLogger("labkit.server")
 
 
 class EngineClient:
-    """Requests to the engine process and its answers to whom they belong."""
+    """Requests to the engine process and its answers to whom they belong.
+
+    Attributes:
+        config: as it was launched; once the model is loaded with every "auto" and None decided.
+        dead: why no engine is there, while that is so.
+        given_up: it has ended too often, and stays dead.
+    """
 
     def __init__(self) -> None:
         self.metrics = EngineMetrics()
         self.stats = EngineStats()
         self.config = EngineConfig()
-        self.dead: str | None = None  # why the engine is gone
-        self._folder = tempfile.mkdtemp(prefix="labkit-")
-        self.address = f"ipc://{self._folder}/engine"
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)
-        self._socket.bind(self.address)
-        self._process: asyncio.subprocess.Process | None = None
+        self.dead: str | None = None
+        self.given_up = False
+        self.child = self._new_child()
+        self._launch: Launch | None = None
         self._processor: OutputProcessor | None = None
-        self._open: dict[str, Generation] = {}
+        self._open: dict[str, tuple[Generation, RequestOutput]] = {}
         self._stopped: dict[tuple[str, int], int] = {}  # answers ended here → number of the message that says so
         self._adds: dict[int, int] = {}  # number of an Add the engine has not read yet → its answers
-        self._sent = 0
         self._requests = 0
-        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # nobody may be waiting
-        self._tasks = [asyncio.create_task(self._read())]
+        self._heard = time.monotonic()  # when the engine last said something, or had nothing to do
+        self._restarts = Restarts()
+        self._restarting: asyncio.Task[None] | None = None
+        self._running = False  # it has been ready and has not ended
 
     # ----------------------------------------------------------------------------------- the process
 
-    async def spawn(self) -> None:
-        """Start the engine's process; it waits for `launch`."""
-        # Not multiprocessing: its child would run the caller's main module again, a notebook's or a script's.
-        root = str(Path(labkit.__file__).parent.parent)
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "labkit.server.process",
-            self.address,
-            stdin=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        self._tasks.append(asyncio.create_task(self._watch(self._process)))
-
-    async def launch(self, model: str, config: EngineConfig, trace: str | None, tokenizer: Tokenizer) -> Ready:
-        """Load the model. Raises ModelError with the reason if that fails."""
+    async def launch(self, launch: Launch, tokenizer: Tokenizer) -> Ready:
+        """Load the model in the process that was spawned. Raises ModelError with the reason if that fails."""
         self._processor = OutputProcessor(tokenizer)
-        self._send(Launch(model, config, trace))
-        ready = await self._ready
-        self.config, self.stats = ready.config, ready.stats
-        return ready
+        self._launch = launch
+        return await self._load(launch)
+
+    async def _load(self, launch: Launch) -> Ready:
+        self.child.send(launch)
+        return await self._ready
+
+    def _new_child(self) -> Child:
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # nobody may be waiting
+        return Child(self._take, self._ended)
 
     async def close(self) -> None:
-        """End the engine's process and give back the socket."""
-        if self._process is not None and self._process.returncode is None:
-            if self._ready.done():
-                self._send(Shutdown())
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._process.wait(), SECONDS_TO_END)
-            if self._process.returncode is None:
-                self._process.kill()
-                await self._process.wait()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """End the engine's process and whatever waits for another."""
+        self._running = False
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.gather(self._restarting, return_exceptions=True)
+        await self.child.close(orderly=self._ready.done())
 
-    async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        status = await process.wait()
-        while await self._socket.poll(100):  # its last words
-            await asyncio.sleep(0.01)
-        self._died(f"the engine's process ended with status {status}")
-
-    def _died(self, reason: str) -> None:
+    async def _ended(self, reason: str) -> None:
+        """The process is gone, and with it every open request."""
+        was_running, self._running = self._running, False
         self.dead = reason
         if not self._ready.done():
             self._ready.set_exception(ModelError(reason))
-        self.fail_all(internal("the engine has ended; this request is lost"))
+        self.fail_all(internal(LOST))
+        # As if a last step had failed all of them: so the metrics count them, and nothing seems to run.
+        lost = [
+            Delta(request_id, choice.index, finish_reason="abort", error=LOST, choices=len(output.outputs))
+            for request_id, (_, output) in self._open.items()
+            for choice in output.outputs
+            if choice.finish_reason is None
+        ]
+        await self._take_steps(Steps(StepReport(lost), EngineStats(), self.child.sent))
+        if was_running:
+            self._restarting = asyncio.create_task(self._restart(reason))
+
+    async def _restart(self, reason: str) -> None:
+        assert self._launch is not None
+        while (pause := self._restarts.pause(time.monotonic())) is not None:
+            log.error("%s; it is started again in %g s", reason, pause)
+            await self.child.close(orderly=False)
+            await asyncio.sleep(pause)
+            self.child = self._new_child()
+            try:
+                await self.child.spawn()
+                await self._load(msgspec.structs.replace(self._launch, trace=unused(self._launch.trace)))
+            except (ModelError, OSError) as error:
+                reason = str(error)
+            else:
+                log.warning("the engine runs again")
+                return
+        self.given_up = True
+        log.critical("%s; that was too often, it is not started again: start the server anew", reason)
+
+    def check(self) -> None:
+        """Raises ApiError while there is no engine to take a request."""
+        if self.given_up:
+            raise internal("the engine has ended; the server must be started again")
+        if self.dead is not None:
+            raise overloaded("the engine has ended and is being started again; try again soon", seconds=5)
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong with the engine, for /health; None when nothing is."""
+        if self.dead is not None:
+            return "the engine has ended" if self.given_up else "the engine has ended and is being started again"
+        silence = time.monotonic() - self._heard
+        if self._open and silence > SECONDS_OF_SILENCE:
+            return f"the engine has work and has not said anything for {silence:.0f} s"
+        return None
 
     # ----------------------------------------------------------------------------------- requests
 
@@ -169,23 +142,28 @@ class EngineClient:
 
     def submit(self, requests: Sequence[EngineRequest], texts: Sequence[str | None]) -> Generation:
         """Send the requests, one for each prompt of an HTTP request. Raises ApiError when the engine is gone."""
-        if self.dead is not None or self._processor is None:
-            raise internal("the engine has ended; the server must be started again")
+        self.check()
+        assert self._processor is not None
+        if not self._open:
+            self._heard = time.monotonic()
         outputs = [self._processor.add(request, text) for request, text in zip(requests, texts, strict=True)]
-        generation = Generation(self, [request.request_id for request in requests], outputs)
-        for request in requests:
-            self._open[request.request_id] = generation
+        generation = Generation(outputs, lambda: self._forget([request.request_id for request in requests]))
+        for request, output in zip(requests, outputs, strict=True):
+            self._open[request.request_id] = (generation, output)
             self._send(Add(request))
-            self._adds[self._sent] = request.params.n
+            self._adds[self.child.sent] = request.params.n
         return generation
 
-    def waiting(self) -> int:
-        """Answers that wait for a place: those the engine told of, and those on their way that find no free one."""
-        on_their_way = sum(self._adds.values())
+    def waiting(self, more: int = 0) -> int:
+        """Answers that wait for a place, if `more` came now: those the engine told of, and those that find no free one.
+
+        On their way are also those that the engine has not read yet.
+        """
+        on_their_way = sum(self._adds.values()) + more
         free = self.config.max_num_seqs - self.stats.running if self.stats.waiting == 0 else 0
         return self.stats.waiting + max(0, on_their_way - max(0, free))
 
-    def forget(self, request_ids: Sequence[str]) -> None:
+    def _forget(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             if self._open.pop(request_id, None) is not None and self._processor is not None:
                 self._processor.discard(request_id)
@@ -193,40 +171,37 @@ class EngineClient:
 
     def fail_all(self, error: ApiError) -> None:
         """End every open request with this error."""
-        for generation in list(self._open.values()):
+        for generation, _ in list(self._open.values()):
             generation.fail(error)
 
     def _send(self, message: ToEngine) -> None:
-        self._sent += 1
-        if self.dead is None:
-            self._socket.send(encode(message))
+        self.child.send(message)
 
     # ----------------------------------------------------------------------------------- answers
 
-    async def _read(self) -> None:
-        while True:
-            message = decode_from_engine(await self._socket.recv())
-            self._take(message)
-
-    def _take(self, message: FromEngine) -> None:
+    async def _take(self, message: FromEngine) -> None:
+        self._heard = time.monotonic()
         match message:
             case Ready():
+                self.dead, self._running = None, True
+                self.config, self.stats = message.config, message.stats
                 self._ready.set_result(message)
             case Failed(message=reason):
                 if not self._ready.done():
                     self._ready.set_exception(ModelError(reason))
             case Steps():
-                self._take_steps(message)
+                await self._take_steps(message)
 
-    def _take_steps(self, message: Steps) -> None:
-        assert self._processor is not None
+    async def _take_steps(self, message: Steps) -> None:
+        if self._processor is None:
+            return  # it ended before it was launched
         report = message.report
         # An answer that a stop string ended here may have gone on there until the engine was told.
         report.deltas = [d for d in report.deltas if (d.request_id, d.index) not in self._stopped]
         done = self._processor.process(report.deltas)
         for request_id, index, stop in done.stops:
             self._send(Stop(request_id, index, stop))
-            self._stopped[request_id, index] = self._sent
+            self._stopped[request_id, index] = self.child.sent
         self._stopped = {key: number for key, number in self._stopped.items() if number > message.received}
         self._adds = {number: n for number, n in self._adds.items() if number > message.received}
         self.stats = message.stats
@@ -234,15 +209,26 @@ class EngineClient:
         for request_id in done.errors:
             self._send(Cancel(request_id))
         for output in done.outputs:
-            self._hand_out(output, done.errors.get(output.request_id))
+            await self._hand_out(output, done.errors.get(output.request_id))
 
-    def _hand_out(self, output: RequestOutput, error: str | None) -> None:
-        generation = self._open.get(output.request_id)
+    async def _hand_out(self, output: RequestOutput, error: str | None) -> None:
+        generation, _ = self._open.get(output.request_id, (None, None))
         if generation is None:
             return
         if output.finished:
             del self._open[output.request_id]
         if error is not None:
+            log.error("request %s: %s", output.request_id, error, extra={"request_id": generation.http_id})
             generation.fail(internal("the engine failed in a step of this request, which is lost; try it again"))
         else:
-            generation.notice()
+            await generation.notice(output)
+
+
+def unused(trace: str | None) -> str | None:
+    """A name beside that of the trace: the clock and the requests of another engine begin anew."""
+    if trace is None:
+        return None
+    path, number = Path(trace), 1
+    while (other := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        number += 1
+    return str(other)

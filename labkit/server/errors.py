@@ -74,5 +74,15 @@ def timed_out(seconds: float) -> ApiError:
     return ApiError(504, "timeout_error", "timeout", message)
 
 
+def body_too_slow(seconds: float) -> ApiError:
+    return ApiError(408, "timeout_error", "timeout", f"the body did not come within {seconds:g} s")
+
+
+def too_slow(unsent: int) -> ApiError:
+    """Only ever in a stream, which has its status 200 already."""
+    message = f"the client reads too slowly: {unsent} bytes of the answer wait for it; the rest is not made"
+    return ApiError(408, "timeout_error", "timeout", message)
+
+
 def internal(message: str = "something failed inside the server; its log says what") -> ApiError:
     return ApiError(500, "server_error", "internal_error", message)

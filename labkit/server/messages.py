@@ -20,6 +20,7 @@ class Launch(msgspec.Struct, tag=True):
     model: str
     config: EngineConfig
     trace: str | None
+    quiet: bool = False  # print nothing that is no error
 
 
 class Add(msgspec.Struct, tag=True):

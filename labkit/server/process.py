@@ -13,7 +13,6 @@ import traceback
 
 import zmq
 
-from labkit.config import EngineConfig
 from labkit.engine.core import EngineCore
 from labkit.engine.request import Delta, EngineRequest, StepReport
 from labkit.engine.trace import Trace
@@ -126,7 +125,7 @@ def main(address: str) -> int:
         launch = decode_to_engine(socket.recv())
         assert isinstance(launch, Launch)
         try:
-            core = _load(launch.model, launch.config, launch.trace)
+            core = _load(launch)
         except Exception as error:
             if not isinstance(error, (LabkitError, ValueError, OSError)):
                 traceback.print_exc()
@@ -147,8 +146,8 @@ def _wait(socket: zmq.Socket[bytes], lifeline: int) -> bool:
     return socket in dict(poller.poll())
 
 
-def _load(model: str, config: EngineConfig, trace: str | None) -> EngineCore:
-    return EngineCore(model, config, Trace(trace))
+def _load(launch: Launch) -> EngineCore:
+    return EngineCore(launch.model, launch.config, Trace(launch.trace), launch.quiet)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
 
 from labkit.config import MAX_LOGPROBS, MAX_N, SamplingParams
 from labkit.errors import RequestError
@@ -18,6 +19,7 @@ Roles = Literal["system", "user", "assistant", "tool", "developer"]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+StopString = Annotated[str, Field(max_length=4096)]  # of a longer one the end of every piece of text would be looked at
 Tokens = Annotated[int, Field(ge=0, le=BIG)]
 
 
@@ -32,6 +34,13 @@ class Strict(BaseModel):
     without_effect: ClassVar[dict[str, Any]] = {}
 
     model: str | None = None
+
+
+class TextPart(TypedDict):
+    """For the description of the API: `Message` looks at its parts itself."""
+
+    type: Literal["text"]
+    text: str
 
 
 class Message(BaseModel):
@@ -55,7 +64,7 @@ class Message(BaseModel):
                 raise PydanticCustomError("unsupported", "{key} in a message is not supported here", {"key": key})
         return value
 
-    @field_validator("content", mode="before")
+    @field_validator("content", mode="before", json_schema_input_type=str | list[TextPart])
     @classmethod
     def _join_parts(cls, value: Any) -> Any:
         if not isinstance(value, list):
@@ -91,7 +100,7 @@ class GenerationRequest(Strict):
     top_k: Annotated[int, Field(ge=-1)] = 0
     min_p: Share = 0.0
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
-    stop: str | list[str] | None = None
+    stop: StopString | list[StopString] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -179,7 +188,7 @@ class CompletionRequest(GenerationRequest):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool = False
 
-    @field_validator("prompt", mode="plain")
+    @field_validator("prompt", mode="plain", json_schema_input_type=str | list[str] | list[int] | list[list[int]])
     @classmethod
     def _as_list(cls, value: Any) -> list[str] | list[list[int]]:
         if isinstance(value, str):

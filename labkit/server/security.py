@@ -11,6 +11,8 @@ from labkit.errors import LabkitError
 from labkit.server.errors import invalid_key, rate_limited
 
 DEV_KEY = "dev-key"
+MIN_CHARACTERS = 16
+MIN_DIFFERENT = 8
 
 
 class Keys:
@@ -43,12 +45,18 @@ def is_loopback(client: str | None) -> bool:
 
 
 def check_production(keys: Sequence[str]) -> None:
-    """Raises LabkitError unless every key is the owner's own."""
+    """Raises LabkitError unless every key is the owner's own, and not to be guessed."""
     if not keys or DEV_KEY in keys:
         raise LabkitError(
             "LABKIT_ENVIRONMENT is production, which needs a key of your own: --api-key KEY or LABKIT_API_KEY, "
             f"other than {DEV_KEY}"
         )
+    for number, key in enumerate(keys, start=1):
+        if len(key) < MIN_CHARACTERS or len(set(key)) < MIN_DIFFERENT:
+            raise LabkitError(
+                f"LABKIT_ENVIRONMENT is production, and key {number} of {len(keys)} is weak: it needs {MIN_CHARACTERS} "
+                f"characters or more, {MIN_DIFFERENT} of them different, such as `openssl rand -hex 24` gives"
+            )
 
 
 class RateLimiter:

@@ -20,9 +20,12 @@ from labkit.config import EngineConfig
 from labkit.errors import LabkitError
 from labkit.server.app import build_app
 from labkit.server.config import ServerConfig
+from labkit.server.connection import SECONDS_IDLE, Connection
+from labkit.server.logs import set_up
 from labkit.server.security import DEV_KEY, Keys, check_production
 from labkit.server.service import Service
 
+log = logging.getLogger("labkit.server")
 SECONDS_FOR_LAST_BYTES = 2
 
 
@@ -75,6 +78,7 @@ class Server:
             await asyncio.gather(serving, loading, stopping, return_exceptions=True)
             self._socket.close()
             await service.engine.close()
+            await asyncio.to_thread(service.spans.close)
         serving.result()
 
     def drain(self) -> None:
@@ -96,7 +100,7 @@ def run(model: str, engine: EngineConfig, server: ServerConfig) -> int:
         LabkitError: it cannot start.
         KeyboardInterrupt: Ctrl-C, once everything is put away.
     """
-    logging.basicConfig(level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    set_up(server.log_level, server.log_format)
     if asyncio.run(_run(model, engine, server)):
         raise KeyboardInterrupt
     return 0
@@ -118,9 +122,11 @@ async def _run(model: str, engine: EngineConfig, config: ServerConfig) -> bool:
 
     def announce(service: Service) -> None:
         key = "" if config.api_keys else f" with the key {DEV_KEY} (from this machine only)"
-        print(
-            f"labkit serves {service.name} at {server.url}/v1{key}; watch it at {server.url}/dashboard", file=sys.stderr
-        )
+        line = f"labkit serves {service.name} at {server.url}/v1{key}; watch it at {server.url}/dashboard"
+        if config.log_format == "json":
+            log.info(line)
+        else:
+            print(line, file=sys.stderr)
 
     await server.serve(announce)
     return interrupted
@@ -201,12 +207,13 @@ def start(model: str, engine: EngineConfig | None = None, server: ServerConfig |
 def uvicorn_config(app: object) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,
         log_level="warning",
         access_log=False,
+        timeout_keep_alive=SECONDS_IDLE,
         server_header=False,
         timeout_graceful_shutdown=SECONDS_FOR_LAST_BYTES,
     )

@@ -19,10 +19,13 @@ from labkit.errors import RequestError
 from labkit.models.checkpoint import open_checkpoint
 from labkit.models.tokenizer import Tokenizer
 from labkit.server.config import ServerConfig
-from labkit.server.engine import EngineClient, Generation
-from labkit.server.errors import bad_request, from_request_error, model_not_found, overloaded
+from labkit.server.engine import EngineClient
+from labkit.server.errors import ApiError, bad_request, from_request_error, model_not_found, overloaded, timed_out
+from labkit.server.generation import Generation
+from labkit.server.messages import Launch
 from labkit.server.protocol import ChatRequest, CompletionRequest, Message, TokenizeRequest, engine_params
 from labkit.server.security import RateLimiter
+from labkit.server.spans import Spans
 
 Result = TypeVar("Result")
 
@@ -78,6 +81,7 @@ class Service:
         self.name = config.served_model_name or model
         self.created = int(time.time())
         self.engine = EngineClient()
+        self.spans = Spans(config.otlp_endpoint)
         self.rate_limiter = RateLimiter(config.rate_limit, config.rate_burst)
         self.draining = False
         self.closing = asyncio.Event()
@@ -89,21 +93,19 @@ class Service:
 
     async def load(self, config: EngineConfig) -> None:
         """Start the engine with the model. Raises ModelError with the reason if that fails."""
-        await self.engine.spawn()
+        await self.engine.child.spawn()
         # The new process imports torch while this one finds the model, fetches it if need be, and reads its tokenizer.
         checkpoint = await in_daemon_thread(open_checkpoint, self._model)
         if self.config.served_model_name is None:
             self.name = checkpoint.name
-        ready = await self.engine.launch(str(checkpoint.path), config, self.config.trace, checkpoint.tokenizer)
+        quiet = self.config.log_format == "json"  # the memory plan is for people
+        launch = Launch(str(checkpoint.path), config, self.config.trace, quiet)
+        ready = await self.engine.launch(launch, checkpoint.tokenizer)
         self._loaded = await asyncio.to_thread(Loaded.measure, checkpoint.tokenizer, ready.limits)
 
     @property
-    def alive(self) -> bool:
-        return self.engine.dead is None
-
-    @property
     def ready(self) -> bool:
-        return self.alive and self._loaded is not None and not self.draining
+        return self.engine.trouble is None and self._loaded is not None and not self.draining
 
     @property
     def loaded(self) -> Loaded:
@@ -137,11 +139,31 @@ class Service:
         if self.draining:
             raise overloaded("the server is shutting down")
         _ = self.loaded
-        self._check_queue()
+        self.engine.check()
+        self._check_queue(1)
 
-    def _check_queue(self) -> None:
-        if self.engine.waiting() >= self.config.max_queue:
-            raise overloaded(f"{self.config.max_queue} requests are waiting already (--max-queue)")
+    def _check_queue(self, answers: int) -> None:
+        if self.engine.waiting(answers) > self.config.max_queue:
+            raise overloaded(
+                f"too many requests are waiting already, the most is {self.config.max_queue} (--max-queue)"
+            )
+
+    def check_count(self, request: ChatRequest | CompletionRequest) -> None:
+        """Raises ApiError (400) for more answers than this server could ever take at once."""
+        prompts = 1 if isinstance(request, ChatRequest) else len(request.prompt)
+        most = self.config.max_queue + self.engine.config.max_num_seqs
+        if prompts * request.n > most:
+            what = f"{prompts} prompts with n={request.n} are {prompts * request.n} answers"
+            raise bad_request(f"{what}; this server takes at most {most} at once", "n" if prompts == 1 else "prompt")
+        self._check_queue(prompts * request.n)
+
+    def deadline(self, arrival: float) -> float | None:
+        """When a request that came then must be answered; both are times of the event loop."""
+        seconds = self.config.request_timeout
+        return None if seconds is None else arrival + seconds
+
+    def late(self) -> ApiError:
+        return timed_out(self.config.request_timeout or 0)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
@@ -149,10 +171,10 @@ class Service:
 
     async def prepare(self, request: ChatRequest | CompletionRequest) -> list[Prompt]:
         """Token ids and parameters, checked. In a thread: a long text takes the tokenizer seconds."""
-        params = engine_params(request)
-        return await asyncio.to_thread(self._prepare, request, params)
+        return await asyncio.to_thread(self._prepare, request)
 
-    def _prepare(self, request: ChatRequest | CompletionRequest, params: SamplingParams) -> list[Prompt]:
+    def _prepare(self, request: ChatRequest | CompletionRequest) -> list[Prompt]:
+        params = engine_params(request)
         try:
             if isinstance(request, ChatRequest):
                 for message in request.messages:
@@ -188,7 +210,7 @@ class Service:
 
     def submit(self, prompts: Sequence[Prompt]) -> Generation:
         """Hand the prompts to the engine. Raises ApiError when the queue has filled up meanwhile."""
-        self._check_queue()
+        self._check_queue(sum(prompt.params.n for prompt in prompts))
         requests = [EngineRequest(self.engine.new_id(), prompt.token_ids, prompt.params) for prompt in prompts]
         return self.engine.submit(requests, [prompt.text for prompt in prompts])
 

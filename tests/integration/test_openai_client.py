@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -68,9 +70,19 @@ class Served:
     def client(self, key: str = KEY) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
 
-    def running(self) -> float:
+    def metric(self, name: str) -> float:
         lines = self.http.get("/metrics").text.splitlines()
-        return float(next(line for line in lines if line.startswith("labkit_num_requests_running ")).split()[1])
+        return float(next(line for line in lines if line.startswith(f"labkit_{name} ")).split()[1])
+
+    def running(self) -> float:
+        return self.metric("num_requests_running")
+
+
+def wait_for(what: Callable[[], object], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager
@@ -154,6 +166,40 @@ def test_a_stream_that_the_client_closes_is_cancelled(toy):
     assert 'labkit_requests_total{finish_reason="abort"} 1.0' in toy.http.get("/metrics").text
 
 
+def test_the_async_client(toy):
+    async def ask() -> tuple[str, str]:
+        async with openai.AsyncOpenAI(base_url=f"{toy.url}/v1", api_key=KEY, max_retries=0, timeout=60) as client:
+            fields = {"model": "toy", "messages": ASK, "max_tokens": 8, "temperature": 0}
+            whole = await client.chat.completions.create(**fields)
+            pieces = [
+                chunk.choices[0].delta.content or ""
+                async for chunk in await client.chat.completions.create(**fields, stream=True)
+            ]
+        return whole.choices[0].message.content, "".join(pieces)
+
+    whole, joined = asyncio.run(ask())
+    assert joined == whole
+
+
+def test_raw_response_headers(toy):
+    reply = toy.client().completions.with_raw_response.create(
+        model="toy", prompt="Hello", max_tokens=1, extra_headers={"x-request-id": "mine"}
+    )
+    assert reply.headers["x-request-id"] == "mine" and reply.request_id == "mine"
+    assert reply.parse().usage.completion_tokens == 1
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl(toy):
+    """As the README says it: -N shows the events as they come."""
+    body = json.dumps({"model": "toy", "messages": ASK, "max_tokens": 4, "stream": True})
+    command = ["curl", "-sSN", f"{toy.url}/v1/chat/completions", "-H", f"Authorization: Bearer {KEY}"]
+    done = subprocess.run(
+        [*command, "-H", "Content-Type: application/json", "-d", body], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and done.stdout.endswith("data: [DONE]\n\n"), done.stderr
+
+
 def test_a_port_in_use(toy, tmp_path):
     second = Served(tmp_path, "--port", str(toy.port))
     assert second.process.wait(60) == 1
@@ -189,6 +235,17 @@ def test_sigterm_with_idle_connections_and_the_trace(tmp_path):
     assert kinds[0] == "submit" and {"admit", "step", "first_token", "finish"} <= set(kinds)
 
 
+def test_a_log_for_programs(tmp_path):
+    """From the first line to the last each is an object, and a request's lines have its id."""
+    with serving(tmp_path, "--log-format", "json") as served:
+        served.http.get("/v1/models", headers={"x-request-id": "mine"})
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(20) == 0
+        entries = [json.loads(line) for line in served.output().splitlines()]
+    assert any(served.url in entry["message"] for entry in entries), "where it listens"
+    assert [entry["path"] for entry in entries if entry["request_id"] == "mine"] == ["/v1/models"]
+
+
 def test_ctrl_c_in_the_middle_of_a_stream(tmp_path):
     with serving(tmp_path) as served:
         engine = served.engine_process()
@@ -204,17 +261,31 @@ def test_ctrl_c_in_the_middle_of_a_stream(tmp_path):
         assert not engine.is_running()
 
 
-def test_the_engine_process_dies(tmp_path):
-    with serving(tmp_path) as served:
-        served.engine_process().kill()
-        end = time.monotonic() + 10
-        while served.http.get("/health").status_code != 503 and time.monotonic() < end:
-            time.sleep(0.05)
-        assert served.http.get("/health").status_code == 503
-        with pytest.raises(openai.InternalServerError):
-            served.client().completions.create(model="toy", prompt="Hello", max_tokens=3)
+def test_the_engine_process_is_killed_and_started_again(tmp_path):
+    """Open requests fail, none hangs; health says so meanwhile; afterwards the same request has the same answer."""
+    ask = {"model": "toy", "prompt": "Hello", "max_tokens": 8, "temperature": 0}
+    with serving(tmp_path, "--trace", str(tmp_path / "trace.jsonl")) as served:
+        before = served.client().completions.create(**ask).choices[0].text
+        stream = served.client().completions.create(
+            model="toy", prompt="On it goes", stream=True, max_tokens=400, n=8, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        engine = served.engine_process()
+        engine.kill()
+        with pytest.raises(openai.APIError, match="this request is lost"):
+            list(stream)
+        wait_for(lambda: served.http.get("/health").status_code == 503)
+        with pytest.raises(openai.InternalServerError) as error:
+            served.client().completions.create(**ask)
+        assert error.value.status_code == 503 and int(error.value.response.headers["retry-after"]) >= 1
+        wait_for(lambda: served.http.get("/health").status_code == 200, 100)
+        assert served.engine_process().pid != engine.pid
+        assert served.client().completions.create(**ask).choices[0].text == before
+        assert served.running() == 0
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(20) == 0
+        assert "started again" in served.output() and "Traceback" not in served.output()
+    assert (tmp_path / "trace.1.jsonl").read_text().count('"ev":"submit"') == 1
 
 
 def test_the_engine_process_does_not_outlive_the_server(tmp_path):

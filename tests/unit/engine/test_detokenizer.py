@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.engine.detokenizer import Detokenizer
+from labkit.engine.detokenizer import Detokenizer, StopStrings
 
 
 class Bytes:
@@ -38,7 +38,7 @@ class Words(Bytes):
 
 def run(tokenizer, ids, **options):
     """(visible text after each token, final text, stop string, number of tokens read)."""
-    d = Detokenizer(tokenizer, **options)
+    d = Detokenizer(tokenizer, **options | ({"stop": StopStrings(options["stop"])} if "stop" in options else {}))
     seen = []
     for count, token in enumerate(ids, start=1):
         stop = d.push(token)
@@ -116,3 +116,22 @@ def test_special_tokens_are_shown_when_asked_for():
     tokenizer = Bytes([b"a"])
     assert run(tokenizer, [1, 0], skip_special_tokens=False)[1] == "a<s>"
     assert run(tokenizer, [1, 0])[1] == "a"
+
+
+SHORT = st.text("ab", min_size=1, max_size=4)
+
+
+@given(strings=st.lists(SHORT, min_size=1, max_size=6), text=st.text("abc", max_size=12), begin=st.integers(0, 12))
+def test_stop_strings_are_found_as_by_looking_for_each(strings, text, begin):
+    stops = StopStrings(strings)
+    ends = [(i, s) for s in strings for i in range(len(text)) if text.startswith(s, i) and i + len(s) > begin]
+    assert stops.first_in(text, begin) == min(ends, default=None)
+    beginnings = [n for n in range(1, len(text) + 1) for s in strings if len(s) > n and s.startswith(text[-n:])]
+    assert stops.beginning_at_end(text) == max(beginnings, default=0)
+
+
+def test_many_stop_strings_cost_little():
+    """Each is in no list that a new character goes through."""
+    stops = StopStrings([f"stop number {i}" for i in range(10_000)])
+    assert stops.first_in("x stop number 77", 14) == (2, "stop number 7")
+    assert len(stops._by_length) == 4 and len(stops._first) == 1

@@ -11,8 +11,8 @@ import pytest
 
 from labkit.config import EngineConfig
 from labkit.server import service
+from labkit.server.child import Child
 from labkit.server.config import ServerConfig
-from labkit.server.engine import EngineClient
 from labkit.server.serve import ServerHandle, start
 from tests.unit.server.fake_engine import FakeCore, FakeProcess, byte_tokenizer
 
@@ -49,11 +49,11 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     def begin(engine: dict[str, Any] | None = None, **fields: Any) -> Running:
         process = FakeProcess()
 
-        async def spawn(client: EngineClient) -> None:
-            await process.spawn(client)
+        async def spawn(child: Child) -> None:
+            await process.spawn(child)
 
         checkpoint = SimpleNamespace(name="fake", path="/fake", tokenizer=byte_tokenizer())
-        monkeypatch.setattr(EngineClient, "spawn", spawn)
+        monkeypatch.setattr(Child, "spawn", spawn)
         monkeypatch.setattr(service, "open_checkpoint", lambda model: checkpoint)
         config = ServerConfig(**{"port": 0, "api_keys": (KEY,), **fields})
         running.append(Running(start("fake", EngineConfig(**engine or {}), config), process))

@@ -16,7 +16,7 @@ from labkit.engine.request import Delta, EngineRequest, StepReport, TokenLogprob
 from labkit.engine.stats import EngineStats
 from labkit.models.chat_template import ChatTemplate
 from labkit.models.tokenizer import Tokenizer
-from labkit.server.engine import EngineClient
+from labkit.server.child import Child
 from labkit.server.messages import Cancel, Launch, decode_to_engine
 from labkit.server.process import EngineLoop
 
@@ -41,6 +41,7 @@ class FakeCore:
     Attributes:
         gate: steps run while it is set.
         error: the next step fails with this.
+        seconds: what a step takes.
         script: token ids that answers are made of, instead of the alphabet.
     """
 
@@ -52,6 +53,7 @@ class FakeCore:
         self.gate = threading.Event()
         self.gate.set()
         self.error: str | None = None
+        self.seconds = 0.001
         self.script: list[int] | None = None
         self.requests: list[EngineRequest] = []  # all that ever came
         self.cancelled: list[str] = []
@@ -95,7 +97,7 @@ class FakeCore:
             self._answers[key] = (request, made + 1)
             if deltas[-1].finish_reason is not None:
                 del self._answers[key]
-        time.sleep(0.001)
+        time.sleep(self.seconds)
         return StepReport(deltas, len(deltas), 0.001)
 
     def _delta(self, key: tuple[str, int], request: EngineRequest, made: int) -> Delta:
@@ -137,22 +139,24 @@ class FakeProcess:
 
     def __init__(self) -> None:
         self.core: FakeCore
-        self.client: EngineClient
+        self.child: Child
+        self.spawned = 0
         self._thread: threading.Thread | None = None
 
-    async def spawn(self, client: EngineClient) -> None:
-        self.client = client
+    async def spawn(self, child: Child) -> None:
+        self.child = child
+        self.spawned += 1
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, args=(client.address,), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(child.address,), daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
         """An idle engine waits for a message; after the gate has been opened it needs one."""
-        self._loop.call_soon_threadsafe(self.client._send, Cancel("nobody"))
+        self._loop.call_soon_threadsafe(self.child.send, Cancel("nobody"))
 
     def die(self) -> None:
         """As when the process has ended."""
-        self._loop.call_soon_threadsafe(self.client._died, "the fake engine has died")
+        asyncio.run_coroutine_threadsafe(self.child.died("the fake engine has died"), self._loop)
 
     def _run(self, address: str) -> None:
         with zmq.Context() as context, context.socket(zmq.PAIR) as socket:

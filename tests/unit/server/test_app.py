@@ -249,18 +249,6 @@ def test_a_fault_of_the_server_itself(server, monkeypatch):
     assert '"internal_error"' in text and "division" not in text
 
 
-def test_the_engine_dies(server):
-    server.core.gate.clear()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        lost = pool.submit(server.complete)
-        assert eventually(lambda: len(server.core.requests) == 1)
-        server.process.die()
-        check_error(lost.result(5), 500, "server_error", "internal_error")
-    check_error(server.complete(), 500, "server_error", "internal_error")
-    assert server.http.get("/health").status_code == server.http.get("/ready").status_code == 503
-    assert server.http.get("/metrics").status_code == 200
-
-
 def test_metrics(server):
     server.complete(max_tokens=5)
     for path in ("/made-up", "/v1/models/made-up"):

@@ -47,11 +47,11 @@ def test_what_the_engine_adds_before_it_hears_of_the_stop_is_not_counted():
         stop = byte_tokenizer().encode("s")[0]
         request = EngineRequest("r1", [1], SamplingParams(stop="s", max_tokens=9))
         generation = client.submit([request], ["p"])  # its Add is message 1
-        client._take(steps(1, times(stop)))  # the answer ends here; message 2 tells the engine
+        await client._take(steps(1, times(stop)))  # the answer ends here; message 2 tells the engine
         assert generation.finished
-        client._take(steps(1, times(7)))
-        client._take(steps(1, times(7, finish="length")))
-        client._take(steps(2))
+        await client._take(steps(1, times(7)))
+        await client._take(steps(1, times(7, finish="length")))
+        await client._take(steps(2))
         text = client.metrics.render().decode()
         assert 'labkit_requests_total{finish_reason="stop"} 1.0' in text
         assert 'labkit_requests_total{finish_reason="length"} 0.0' in text
@@ -69,9 +69,9 @@ def test_waiting_counts_what_is_on_its_way_only_where_no_place_is_free():
         assert client.waiting() == 0, "three answers, four places"
         client.submit(requests[1:], [None])
         assert client.waiting() == 2
-        client._take(steps(1, stats=EngineStats(running=3)))
+        await client._take(steps(1, stats=EngineStats(running=3)))
         assert client.waiting() == 2
-        client._take(steps(2, stats=EngineStats(running=4, waiting=2)))
+        await client._take(steps(2, stats=EngineStats(running=4, waiting=2)))
         assert client.waiting() == 2
         client.submit([EngineRequest("r9", [1], SamplingParams())], [None])
         assert client.waiting() == 3
@@ -83,10 +83,10 @@ def test_closing_a_generation_cancels_only_what_still_runs():
     async def test(client):
         requests = [EngineRequest(name, [1], SamplingParams(max_tokens=1)) for name in ("r1", "r2")]
         generation = client.submit(requests, [None, None])
-        client._take(steps(2, times(7, finish="length")))
-        sent = client._sent
+        await client._take(steps(2, times(7, finish="length")))
+        sent = client.child.sent
         generation.close()
         generation.close()
-        assert client._sent == sent + 1, "r2, once"
+        assert client.child.sent == sent + 1, "r2, once"
 
     with_client(test)

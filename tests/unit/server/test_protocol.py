@@ -71,7 +71,7 @@ def test_no_object(body):
         "max_tokens": [-1, "4", 0.5, True],
         "min_tokens": [-1, 17, 10**30],
         "seed": ["x", 2**64, -(2**63) - 1, 1.5],
-        "stop": [5, [1], [""], "", ["a", None]],
+        "stop": [5, [1], [""], "", ["a", None], "x" * 4097, ["a", "x" * 4097]],
         "stop_token_ids": ["a", ["a"], [-1], 4],
         "logit_bias": [{"a": 1}, {"-1": 1}, {"1": 101}, {"1": "x"}, [7], {"1": True}],
         "presence_penalty": [2.5, "low"],

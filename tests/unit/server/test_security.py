@@ -44,7 +44,22 @@ def test_production_needs_keys_of_ones_own():
     for keys in ([], ["dev-key"], ["mine", "dev-key"]):
         with pytest.raises(LabkitError, match="LABKIT_ENVIRONMENT"):
             check_production(keys)
-    check_production(["mine"])
+    check_production(["key-of-these-tests", "5d41402abc4b2a76b9719d911017c592"])
+
+
+@pytest.mark.parametrize("weak", ["mine", "a" * 64, "0123456789abcde", "passwordpassword"])
+def test_production_refuses_weak_keys_and_does_not_say_them(weak):
+    with pytest.raises(LabkitError, match="key 2 of 2 is weak") as error:
+        check_production(["key-of-these-tests", weak])
+    assert weak not in str(error.value)
+
+
+def test_keys_are_compared_in_constant_time(monkeypatch):
+    """Every key by hmac.compare_digest, and all of them, also after one that fits."""
+    compared = []
+    monkeypatch.setattr("labkit.server.security.hmac.compare_digest", lambda a, b: compared.append(a) or a == b)
+    Keys(["one", "two", "three"]).check(b"Bearer one", None)
+    assert compared == [b"one", b"two", b"three"]
 
 
 def test_a_burst_then_the_rate():
