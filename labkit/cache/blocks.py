@@ -53,6 +53,14 @@ class BlockPool:
     def num_users(self, block: int) -> int:
         return self._users[block]
 
+    def users(self) -> Sequence[int]:
+        """The number of users of each block, in order."""
+        return self._users
+
+    def cached(self) -> Iterable[int]:
+        """The cached blocks, the first to be evicted first."""
+        return self._cached.keys()
+
     def take(self, count: int) -> list[int]:
         """Hand out `count` blocks with one user each: free ones first, then the least recently used cached ones.
 

@@ -92,6 +92,13 @@ class PrefixCache:
         entry = self._by_block.pop(block)
         del self._by_hash[entry.hash]
 
+    def forget_twins(self) -> None:
+        """After a time in which blocks were filled and not entered: a twin may hold something else by now.
+
+        The block that is found has kept its contents, or `remove` was told.
+        """
+        self._by_block = {entry.block: entry for entry in self._by_hash.values()}
+
     @staticmethod
     def _name(parent: Entry | None, tokens: tuple[int, ...]) -> int:
         return hash_block(0 if parent is None else parent.hash, tokens)

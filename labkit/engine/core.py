@@ -16,6 +16,7 @@ import gc
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -24,8 +25,10 @@ from labkit.engine import runner as runners
 from labkit.engine import scheduler as schedulers
 from labkit.engine.launched import Launched
 from labkit.engine.limits import RequestLimits
+from labkit.engine.picture import Picture, take_picture
 from labkit.engine.request import ChunkResult, Delta, EngineRequest, Sequence, Step, StepReport, TokenLogprobs
 from labkit.engine.sequences import make_delta, make_sequences, request_seed
+from labkit.engine.settings import Settings
 from labkit.engine.stats import EngineStats
 from labkit.engine.trace import Trace
 from labkit.errors import EngineClosedError
@@ -36,6 +39,7 @@ from labkit.models.memory import plan_memory
 from labkit.models.tokenizer import Tokenizer
 
 BATCHED_TOKENS = {"cuda": 8192, "cpu": 512}
+MOST_CHANGES = 32  # of the settings, that are remembered
 
 
 class EngineCore:
@@ -43,7 +47,8 @@ class EngineCore:
 
     Args:
         model: any MODEL of the command line: a known name, a folder, a .gguf file or a hub id.
-        config: as the user gave it; `self.config` is the same with every "auto" and None decided.
+        config: as the user gave it; `self.launched` is the same with every "auto" and None decided, `self.config` that
+            with what has been changed since.
         trace: where events go; None keeps the last ones in memory.
         quiet: do not print the memory plan to stderr.
 
@@ -84,6 +89,8 @@ class EngineCore:
             dtype=dtype,
         )
         self.scheduler = schedulers.Scheduler(self.config, num_blocks=plan.num_kv_blocks, trace=self.trace)
+        self.launched = self.config  # what memory was planned for
+        self.changes: collections.deque[dict[str, Any]] = collections.deque(maxlen=MOST_CHANGES)
         self._requests: dict[str, list[Sequence]] = {}  # those with an unfinished answer
         self._deltas: list[Delta] = []  # not reported yet
         self._in_flight: collections.deque[tuple[Step, Launched]] = collections.deque()
@@ -151,6 +158,22 @@ class EngineCore:
         sequences = self._requests.get(seq.request_id)
         if sequences is not None and all(s.finish_reason is not None for s in sequences):
             del self._requests[seq.request_id]
+
+    def change(self, settings: Settings) -> None:
+        """Go on with other settings from the next step on. Each one that changes is an event of the trace.
+
+        Raises:
+            RequestError: one of them cannot be; nothing has changed then.
+        """
+        settings.check(self.launched)
+        changes = settings.changes(self.config)
+        with self._whole_books():
+            self.trace.step = self._steps
+            for name, value in changes.items():
+                self.trace.emit("setting", name=name, value=value, was=getattr(self.config, name))
+                self.changes.append(self.trace.events[-1])
+            self.config = self.config.replace(**changes)
+            self.scheduler.reconfigure(self.config)
 
     # ----------------------------------------------------------------------------------------- steps
 
@@ -320,6 +343,17 @@ class EngineCore:
             step_seconds=self._step_seconds,
             scheduler_seconds=self._step_seconds - self._runner_seconds,
         )
+
+    def picture(self) -> Picture:
+        """What the dashboard draws; between two steps, in the engine's thread."""
+        return take_picture(self.scheduler, self.trace, list(self.changes))
+
+    @property
+    def gpu_uuid(self) -> str | None:
+        """The card that is used, whatever is hidden and however they are counted; None on a CPU."""
+        if not self.config.device.startswith("cuda"):
+            return None
+        return str(torch.cuda.get_device_properties(self.config.device).uuid)
 
     def close(self) -> None:
         """End what still runs, give back the memory and close the trace; a second call does nothing."""

@@ -37,7 +37,7 @@ class RequestLimits:
         self._check_length(len(prompt_token_ids), params.max_tokens)
 
     def _check_ids(self, ids: Sequence[int] | dict[int, float], param: str) -> None:
-        if set(map(type, ids)) == {int} and 0 <= min(ids) and max(ids) < self.vocab_size:
+        if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self.vocab_size:
             return  # as nearly always, and a hundred times quicker than one by one
         for token in ids:
             if not isinstance(token, int) or isinstance(token, bool):

@@ -6,6 +6,7 @@ import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from labkit.engine.latencies import Recent
 from labkit.engine.request import Delta, StepReport
 from labkit.engine.stats import EngineStats
 
@@ -57,6 +58,8 @@ class EngineMetrics:
                 ("step_tokens", "Tokens computed in a step", TOKENS),
             )
         }
+        self.recent_ttft = Recent()
+        self.recent_gaps = Recent()  # between two tokens of an answer
         self._last = EngineStats()
         self._last_token: dict[tuple[str, int], float] = {}
         self._answers_left: dict[str, int] = {}  # of requests of which some answers have ended
@@ -89,8 +92,11 @@ class EngineMetrics:
             previous = self._last_token.get(key)
             if previous is not None:
                 self._histograms["inter_token_latency_seconds"].observe(now - previous)
+                self.recent_gaps.add(now, now - previous)
             elif delta.first_token_time is not None and delta.first_scheduled_time is not None:
-                self._histograms["time_to_first_token_seconds"].observe(delta.first_token_time - delta.arrival_time)
+                ttft = delta.first_token_time - delta.arrival_time
+                self._histograms["time_to_first_token_seconds"].observe(ttft)
+                self.recent_ttft.add(now, ttft)
                 self._histograms["request_queue_seconds"].observe(delta.first_scheduled_time - delta.arrival_time)
             self._last_token[key] = now
         if delta.finish_reason is not None:

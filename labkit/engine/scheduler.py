@@ -65,16 +65,13 @@ class Scheduler:
     """
 
     def __init__(self, config: EngineConfig, *, num_blocks: int, trace: Trace):
-        assert config.max_num_batched_tokens is not None, "the engine decides max_num_batched_tokens first"
         self.preempted = 0
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
-        self._config = config
         self._num_blocks_in_pool = num_blocks
-        self._budget: int = config.max_num_batched_tokens
+        self._num_slots = config.max_num_seqs
         self._trace = trace
-        self._rank = POLICIES[config.policy].key
-        self._seats = 1 if config.scheduler == "none" else config.max_num_seqs
+        self._follow(config)
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -83,12 +80,31 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.prefix = prefix.PrefixCache(self._config.block_size)
         self.pool = blocks.BlockPool(self._num_blocks_in_pool, on_evict=self._on_evict)
-        self._free_slots = list(range(self._config.max_num_seqs - 1, -1, -1))
+        self._free_slots = list(range(self._num_slots - 1, -1, -1))
         self._batch: list[Sequence] = []  # scheduler "static": who may run until all of them are done
         self._launched = 0  # steps that are not booked yet: the device may still read and write for them
         self._reserved = 0  # blocks that the holders of slots need in the worst case
 
+    def _follow(self, config: EngineConfig) -> None:
+        assert config.max_num_batched_tokens is not None, "the engine decides max_num_batched_tokens first"
+        self._config = config
+        self._budget: int = config.max_num_batched_tokens
+        self._rank = POLICIES[config.policy].key
+        self._seats = 1 if config.scheduler == "none" else config.max_num_seqs
+
     # ------------------------------------------------------------------------------------- from outside
+
+    def reconfigure(self, config: EngineConfig) -> None:
+        """From the next step on: another policy, budget or number of seats (not above the first), the cache on or off.
+
+        Steps in flight stay as they are, and nobody who runs is sent away: with fewer seats than sequences that run,
+        nobody joins until enough of them have ended.
+        """
+        if config.enable_prefix_caching and not self._config.enable_prefix_caching:
+            self.prefix.forget_twins()
+        self._follow(config)
+        self.waiting.sort(key=self._rank)
+        self.running.sort(key=self._rank)
 
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence."""

@@ -31,6 +31,7 @@ EVENTS = (
     "evict",
     "draft",
     "accept",
+    "setting",  # name, value, was: it holds from step `step` on
 )
 
 

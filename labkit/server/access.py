@@ -16,13 +16,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from labkit.server.errors import ApiError, internal
 from labkit.server.logs import current_request_id
+from labkit.server.pages import PAGES
 from labkit.server.security import Keys
 from labkit.server.spans import Spans
 from labkit.server.stream import DIRECT_SEND, json_response
 
 log = logging.getLogger("labkit.server")
 
-OPEN_PATHS = ("/health", "/ready", "/version", "/docs", "/openapi.json", "/dashboard")
+OPEN_PATHS = ("/health", "/ready", "/version", "/docs", "/openapi.json", *PAGES)
 KEYED_PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -31,6 +32,7 @@ KEYED_PATHS = (
     "/detokenize",
     "/metrics",
     "/dashboard/events",
+    "/dashboard/settings",
 )
 # A browser that shows an answer as a page runs nothing in it and takes nothing from anywhere; pages say what they need.
 SECURITY_HEADERS = {

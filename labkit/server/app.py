@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -19,18 +15,35 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import labkit
+from labkit.engine.settings import Settings
+from labkit.errors import RequestError
 from labkit.server.access import CLIENT_GONE, Access, KeyCheck, error_response
 from labkit.server.completions import Completion
 from labkit.server.docs_page import docs_page
-from labkit.server.errors import ApiError, body_too_large, body_too_slow, internal, model_not_found, unsupported_media
+from labkit.server.errors import (
+    ApiError,
+    body_too_large,
+    body_too_slow,
+    from_request_error,
+    internal,
+    model_not_found,
+    unsupported_media,
+)
 from labkit.server.openapi import describe
-from labkit.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest, parse
+from labkit.server.pages import PAGES
+from labkit.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    SettingsRequest,
+    Strict,
+    TokenizeRequest,
+    parse,
+)
 from labkit.server.security import Keys
 from labkit.server.service import Service
-from labkit.server.stream import ClientGone, EventStream, Stream, event, json_response, while_connected
+from labkit.server.stream import ClientGone, EventStream, Stream, json_response, while_connected
 
-PAGE = Path(__file__).parent / "dashboard" / "index.html"
-SECONDS_BETWEEN_EVENTS = 0.5
 SECONDS_FOR_BODY = 60.0
 PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed in a thread, so that nobody waits for it
 Kind = TypeVar("Kind", bound=Strict)
@@ -158,27 +171,28 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
 
 def _add_dashboard(app: FastAPI, service: Service) -> None:
-    page = PAGE.read_bytes()
-    # The page is complete in itself; whatever else it might be made to load, the browser refuses.
-    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+    async def page(request: Request) -> Response:
+        return PAGES[request.scope["path"]].response()
 
-    @app.get("/dashboard")
-    async def dashboard() -> Response:
-        return Response(page, media_type="text/html", headers={"content-security-policy": policy})
+    for path in PAGES:
+        app.add_api_route(path, page, include_in_schema=path == "/dashboard")
 
     @app.get("/dashboard/events")
     async def dashboard_events() -> Response:
-        return EventStream(stats_events(service))
+        """The engine's numbers a few times a second, as server-sent events."""
+        return EventStream(service.watch.events())
 
-
-async def stats_events(service: Service) -> AsyncIterator[bytes]:
-    """The engine's numbers twice a second, until the server ends."""
-    while not service.closing.is_set():
-        yield event({"model": service.name, "time": time.time(), **dataclasses.asdict(service.engine.stats)})
+    @app.post("/dashboard/settings")
+    async def dashboard_settings(request: Request) -> Response:
+        """Change the running engine, from its next step on; answers what holds then."""
+        wish = await read(request, SettingsRequest, service.config.max_body_bytes)
+        service.check_model(wish.model)
+        _ = service.loaded
         try:
-            await asyncio.wait_for(service.closing.wait(), SECONDS_BETWEEN_EVENTS)
-        except TimeoutError:
-            continue
+            await service.engine.change(wish.settings())
+        except RequestError as error:
+            raise from_request_error(error, error.param) from None
+        return json_response({"settings": service.engine.settings, "most": Settings.of(service.engine.config)})
 
 
 # --------------------------------------------------------------------------------------- bodies and answers

@@ -61,6 +61,10 @@ class Child:
         )
         self._tasks.append(asyncio.create_task(self._watch(self._process)))
 
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
     def send(self, message: ToEngine) -> None:
         self.sent += 1
         if self.alive:

@@ -14,6 +14,7 @@ from labkit.config import EngineConfig
 from labkit.engine.metrics import EngineMetrics
 from labkit.engine.outputs import OutputProcessor
 from labkit.engine.request import Delta, EngineRequest, StepReport
+from labkit.engine.settings import Settings
 from labkit.engine.stats import EngineStats
 from labkit.errors import ModelError
 from labkit.models.tokenizer import Tokenizer
@@ -21,7 +22,20 @@ from labkit.outputs import RequestOutput
 from labkit.server.child import Child
 from labkit.server.errors import ApiError, internal, overloaded
 from labkit.server.generation import Generation
-from labkit.server.messages import Add, Cancel, Failed, FromEngine, Launch, Ready, Steps, Stop, ToEngine
+from labkit.server.messages import (
+    Add,
+    Cancel,
+    Change,
+    Failed,
+    FromEngine,
+    Launch,
+    Looked,
+    Ready,
+    Steps,
+    Stop,
+    ToEngine,
+)
+from labkit.server.questions import Questions
 from labkit.server.restarts import Restarts
 
 SECONDS_OF_SILENCE = 120.0  # of an engine that has work; a step is shorter, the compilation of a kernel too
@@ -34,6 +48,7 @@ class EngineClient:
 
     Attributes:
         config: as it was launched; once the model is loaded with every "auto" and None decided.
+        settings: what of it may change, as it is now.
         dead: why no engine is there, while that is so.
         given_up: it has ended too often, and stays dead.
     """
@@ -42,6 +57,8 @@ class EngineClient:
         self.metrics = EngineMetrics()
         self.stats = EngineStats()
         self.config = EngineConfig()
+        self.settings = Settings.of(self.config)
+        self.questions = Questions(self._send)
         self.dead: str | None = None
         self.given_up = False
         self.child = self._new_child()
@@ -88,6 +105,7 @@ class EngineClient:
         if not self._ready.done():
             self._ready.set_exception(ModelError(reason))
         self.fail_all(internal(LOST))
+        self.questions.fail(internal("the engine has ended"))
         # As if a last step had failed all of them: so the metrics count them, and nothing seems to run.
         lost = [
             Delta(request_id, choice.index, finish_reason="abort", error=LOST, choices=len(output.outputs))
@@ -160,7 +178,7 @@ class EngineClient:
         On their way are also those that the engine has not read yet.
         """
         on_their_way = sum(self._adds.values()) + more
-        free = self.config.max_num_seqs - self.stats.running if self.stats.waiting == 0 else 0
+        free = (self.settings.max_num_seqs or 0) - self.stats.running if self.stats.waiting == 0 else 0
         return self.stats.waiting + max(0, on_their_way - max(0, free))
 
     def _forget(self, request_ids: Sequence[str]) -> None:
@@ -174,6 +192,12 @@ class EngineClient:
         for generation, _ in list(self._open.values()):
             generation.fail(error)
 
+    async def change(self, settings: Settings) -> None:
+        """Comes back once they hold. Raises RequestError for one that cannot be, ApiError without an engine."""
+        settings.check(self.config)
+        self.check()
+        self.settings = (await self.questions.ask(Change(settings))).settings
+
     def _send(self, message: ToEngine) -> None:
         self.child.send(message)
 
@@ -185,12 +209,15 @@ class EngineClient:
             case Ready():
                 self.dead, self._running = None, True
                 self.config, self.stats = message.config, message.stats
+                self.settings = Settings.of(message.config)
                 self._ready.set_result(message)
             case Failed(message=reason):
                 if not self._ready.done():
                     self._ready.set_exception(ModelError(reason))
             case Steps():
                 await self._take_steps(message)
+            case Looked():
+                self.questions.answer(message)
 
     async def _take_steps(self, message: Steps) -> None:
         if self._processor is None:

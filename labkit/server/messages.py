@@ -1,7 +1,7 @@
 """What the HTTP process and the engine process say to each other, as msgpack over one ZeroMQ socket.
 
-HTTP process ── Launch, Add, Cancel, Stop, Shutdown ─→ engine process
-             ←─ Ready | Failed, then Steps after each step ──
+HTTP process ── Launch, Add, Cancel, Stop, Look, Change, Shutdown ─→ engine process
+             ←─ Ready | Failed, then Steps after each step, Looked for each Look and Change ──
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import msgspec
 
 from labkit.config import EngineConfig
 from labkit.engine.limits import RequestLimits
+from labkit.engine.picture import Picture
 from labkit.engine.request import EngineRequest, StepReport
+from labkit.engine.settings import Settings
 from labkit.engine.stats import EngineStats
 
 
@@ -39,16 +41,27 @@ class Stop(msgspec.Struct, tag=True):
     stop: str
 
 
+class Look(msgspec.Struct, tag=True):
+    """Somebody watches: what is it like between these two steps?"""
+
+
+class Change(msgspec.Struct, tag=True):
+    """Other settings from the next step on; they were checked. The answer is `Looked`."""
+
+    settings: Settings
+
+
 class Shutdown(msgspec.Struct, tag=True):
     pass
 
 
 class Ready(msgspec.Struct, tag=True):
-    """The model is loaded. `config` has every "auto" and None decided."""
+    """The model is loaded. `config` has every "auto" and None decided; `gpu_uuid` is None on a CPU."""
 
     limits: RequestLimits
     config: EngineConfig
     stats: EngineStats
+    gpu_uuid: str | None = None
 
 
 class Failed(msgspec.Struct, tag=True):
@@ -65,8 +78,16 @@ class Steps(msgspec.Struct, tag=True):
     received: int
 
 
-ToEngine = Launch | Add | Cancel | Stop | Shutdown
-FromEngine = Ready | Failed | Steps
+class Looked(msgspec.Struct, tag=True):
+    """The answer to one Look or Change, in the order in which they were sent."""
+
+    picture: Picture
+    settings: Settings
+    stats: EngineStats
+
+
+ToEngine = Launch | Add | Cancel | Stop | Look | Change | Shutdown
+FromEngine = Ready | Failed | Steps | Looked
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -8,13 +8,21 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from labkit.server.access import OPEN_PATHS
-from labkit.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest
+from labkit.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    SettingsRequest,
+    Strict,
+    TokenizeRequest,
+)
 
 BODIES: dict[str, type[Strict]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    "/dashboard/settings": SettingsRequest,
 }
 TEXT_OR_NULL = {"type": ["string", "null"]}
 ERROR = {

@@ -7,6 +7,7 @@ Standard input is a lifeline: when the HTTP process goes, however it goes, it is
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import traceback
@@ -15,14 +16,18 @@ import zmq
 
 from labkit.engine.core import EngineCore
 from labkit.engine.request import Delta, EngineRequest, StepReport
+from labkit.engine.settings import Settings
 from labkit.engine.trace import Trace
 from labkit.errors import LabkitError, RequestError
 from labkit.server.messages import (
     Add,
     Cancel,
+    Change,
     Failed,
     FromEngine,
     Launch,
+    Look,
+    Looked,
     Ready,
     Shutdown,
     Steps,
@@ -55,7 +60,7 @@ class EngineLoop:
         self._open = True
 
     def run(self) -> None:
-        self.send(Ready(self.core.limits, self.core.config, self.core.stats()))
+        self.send(Ready(self.core.limits, self.core.config, self.core.stats(), self.core.gpu_uuid))
         while self._open:
             news = self._read(wait=not self.core.has_work())
             if not self._open:
@@ -98,8 +103,18 @@ class EngineLoop:
                 self.core.cancel(request_id)
             case Stop(request_id=request_id, index=index, stop=stop):
                 self.core.stop(request_id, index, stop)
+            case Look():
+                self._show()
+            case Change(settings=settings):
+                with contextlib.suppress(RequestError):  # the answer shows that nothing has changed
+                    self.core.change(settings)
+                self._show()
             case Shutdown():
                 self._open = False
+
+    def _show(self) -> None:
+        core = self.core
+        self.send(Looked(core.picture(), Settings.of(core.config), core.stats()))
 
     def _add(self, request: EngineRequest) -> None:
         """The HTTP process has checked the request already; if the engine sees it differently, it is told so."""

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from labkit.config import MAX_LOGPROBS, MAX_N, SamplingParams
+from labkit.engine.settings import Settings
 from labkit.errors import RequestError
 from labkit.server.errors import ApiError, bad_request, from_request_error
 
@@ -239,6 +240,18 @@ class DetokenizeRequest(Strict):
     """POST /detokenize"""
 
     tokens: list[int]
+
+
+class SettingsRequest(Strict):
+    """POST /dashboard/settings: what is left out stays as it is. How high the numbers may go, the engine knows."""
+
+    policy: str | None = None
+    enable_prefix_caching: bool | None = None
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=BIG)] | None = None
+    max_num_seqs: Annotated[int, Field(ge=1, le=BIG)] | None = None
+
+    def settings(self) -> Settings:
+        return Settings(**self.model_dump(exclude={"model"}))
 
 
 Request = TypeVar("Request", bound=Strict)

@@ -25,7 +25,9 @@ from labkit.server.generation import Generation
 from labkit.server.messages import Launch
 from labkit.server.protocol import ChatRequest, CompletionRequest, Message, TokenizeRequest, engine_params
 from labkit.server.security import RateLimiter
+from labkit.server.sensors import GpuMetrics, GpuSensor
 from labkit.server.spans import Spans
+from labkit.server.watch import Watch
 
 Result = TypeVar("Result")
 
@@ -88,6 +90,8 @@ class Service:
         self.in_flight = 0
         self._model = model
         self._loaded: Loaded | None = None
+        self.gpu = GpuSensor(None)
+        self.watch = Watch(self)
 
     # ----------------------------------------------------------------------------------- its life
 
@@ -101,11 +105,21 @@ class Service:
         quiet = self.config.log_format == "json"  # the memory plan is for people
         launch = Launch(str(checkpoint.path), config, self.config.trace, quiet)
         ready = await self.engine.launch(launch, checkpoint.tokenizer)
+        if ready.gpu_uuid is not None:
+            self.gpu = await asyncio.to_thread(GpuSensor, ready.gpu_uuid)
+            self.engine.metrics.registry.register(GpuMetrics(self.gpu))
         self._loaded = await asyncio.to_thread(Loaded.measure, checkpoint.tokenizer, ready.limits)
 
     @property
     def ready(self) -> bool:
         return self.engine.trouble is None and self._loaded is not None and not self.draining
+
+    @property
+    def state(self) -> str:
+        """For the dashboard."""
+        if self._loaded is None:
+            return "loading"
+        return "draining" if self.draining else "running"
 
     @property
     def loaded(self) -> Loaded:

@@ -1,5 +1,6 @@
 """`browser_page`: a fresh page in the system's Chromium, for tests marked `browser`. `jupyterlab`: the address of a
-JupyterLab on notebooks/, started as `make lab` starts it.
+JupyterLab on notebooks/, started as `make lab` starts it. `served`: a server with the toy. `page`: its
+dashboard, with the key given.
 
 Playwright's own download of a browser is not used: the system's Chromium (or Chrome) is, from CHROMIUM or the PATH.
 """
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.browser.dashboard import KEY, Served, wait_for
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PLACES = (
@@ -99,3 +102,22 @@ def jupyterlab(browser: Any) -> Iterator[str]:
     finally:
         server.terminate()
         server.communicate(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def served(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    one = Served(tmp_path_factory.mktemp("dashboard") / "trace.jsonl")
+    yield one
+    one.handle.stop()
+
+
+@pytest.fixture
+def page(browser_page: Any, served: Served) -> Iterator[Any]:
+    """Connected, and at the end without a complaint in the console; a blocked script or style would be one."""
+    browser_page.goto(served.url)
+    browser_page.fill("#key", KEY)
+    browser_page.keyboard.press("Enter")
+    browser_page.wait_for_selector("#live:not([hidden])")
+    wait_for(browser_page, "document.querySelector('[data-tile=cpu] .number').textContent.match(/\\d/)")
+    yield browser_page
+    assert browser_page.errors == []

@@ -80,6 +80,7 @@ class World:
     def __init__(self, num_blocks: int, behind: int = 0, **config):
         fields = {"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 16, **config}
         self.config = EngineConfig(**fields)
+        self.slots = self.config.max_num_seqs
         self.trace = Trace()
         self.scheduler = Scheduler(self.config, num_blocks=num_blocks, trace=self.trace)
         self.kv: list[list[int | None]] = [[None] * self.config.block_size for _ in range(num_blocks)]
@@ -101,6 +102,12 @@ class World:
             self.sequences.append(seq)
             self.scheduler.add(seq)
         return sequences
+
+    def change(self, **fields) -> None:
+        """Other settings from the next step on."""
+        self.config = self.config.replace(**fields)
+        self.scheduler.reconfigure(self.config)
+        self.check_blocks()
 
     # ---------------------------------------------------------------- one round
 
@@ -206,7 +213,9 @@ class World:
 
     def check_step(self, step: Step) -> None:
         config, chunks = self.config, step.chunks
-        assert len({c.seq.id for c in chunks}) == len(chunks) <= config.max_num_seqs
+        assert len({c.seq.id for c in chunks}) == len(chunks) <= self.slots
+        if step.admitted:
+            assert len(self.scheduler.running) <= config.max_num_seqs, "more than seats"
         assert all(c.length >= 1 and c.start + c.length == c.seq.num_computed for c in chunks)
         taken = {block for c in chunks for block in c.new_blocks}
         for flight in self.flights:
@@ -223,7 +232,7 @@ class World:
         if config.admission == "reserve":
             assert self.scheduler.preempted == 0
         slots = [seq.slot for seq in self.scheduler.running]
-        assert len(set(slots)) == len(slots) and all(0 <= slot < config.max_num_seqs for slot in slots)
+        assert len(set(slots)) == len(slots) and all(0 <= slot < self.slots for slot in slots)
 
     def check_blocks(self) -> None:
         """Nothing lost, nothing given twice, and the trace tells the same story."""

@@ -51,14 +51,28 @@ lives = st.lists(
     min_size=1,
     max_size=8,
 ).map(lambda lives: sorted(lives, key=lambda life: life["arrives"]))
+changes = st.dictionaries(  # after so many steps, to these settings
+    st.integers(0, 20),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "policy": st.sampled_from(["fcfs", "priority"]),
+            "enable_prefix_caching": st.booleans(),
+            "max_num_batched_tokens": st.integers(1, 12),
+            "max_num_seqs": st.integers(1, 5),  # or as many slots as there are
+        },
+    ),
+    max_size=6,
+)
 quick = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def live(world: World, lives: list[dict], fails: frozenset[int] = frozenset()) -> None:
+def live(world: World, lives: list[dict], fails: frozenset[int] = frozenset(), changes: dict[int, dict] | None = None):
     """Let the requests come and go; then run until all have ended, and check."""
     families = [make_request(number, **life["request"]) for number, life in enumerate(lives)]
     tokens = sum(seq.num_prompt_tokens + seq.max_tokens for family in families for seq in family)
-    last = max(life["arrives"] + (life["leaves"] or 0) for life in lives)
+    changes = changes or {}
+    last = max([*changes, *(life["arrives"] + (life["leaves"] or 0) for life in lives)])
     for now in range(last + 1):
         leaving = []
         for life, family in zip(lives, families, strict=True):
@@ -70,6 +84,8 @@ def live(world: World, lives: list[dict], fails: frozenset[int] = frozenset()) -
                         leaving.append(seq)
                     else:
                         world.scheduler.finish(seq, "abort")
+        if fields := changes.get(now):
+            world.change(**fields | {"max_num_seqs": min(world.slots, fields.get("max_num_seqs", world.slots))})
         world.check_blocks()
         flying = len(world.flights)
         if world.step(tuple(leaving), fail=now in fails) is None and not flying:
@@ -106,6 +122,14 @@ def check_nobody_was_overtaken(world: World) -> None:
 def test_a_failed_step_ends_its_sequences_only(behind, config, lives, more_blocks, fails):
     world = World(smallest_pool(lives, config["block_size"]) + more_blocks, behind, **config)
     live(world, lives, fails)
+
+
+@pytest.mark.parametrize("behind", [0, 1, 2])
+@quick
+@given(configs, lives, st.integers(0, 6), changes)
+def test_settings_may_change_between_any_two_steps(behind, config, lives, more_blocks, changes):
+    world = World(smallest_pool(lives, config["block_size"]) + more_blocks, behind, **config)
+    live(world, lives, changes=changes)
 
 
 @pytest.mark.parametrize("buckets", [1, 2])

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from types import SimpleNamespace
 
 import tokenizers
 import zmq
 
 from labkit.config import EngineConfig
 from labkit.engine.limits import RequestLimits
+from labkit.engine.picture import Picture
 from labkit.engine.request import Delta, EngineRequest, StepReport, TokenLogprobs
+from labkit.engine.settings import Settings
 from labkit.engine.stats import EngineStats
+from labkit.engine.trace import Trace
 from labkit.models.chat_template import ChatTemplate
 from labkit.models.tokenizer import Tokenizer
 from labkit.server.child import Child
@@ -48,7 +50,10 @@ class FakeCore:
     def __init__(self, config: EngineConfig):
         self.config = config.replace(max_model_len=64, num_kv_blocks=64)
         self.limits = RequestLimits(max_model_len=64, vocab_size=257, kv_tokens=64 * 16)
-        self.trace = SimpleNamespace(flush=lambda: None)
+        self.launched = self.config
+        self.trace = Trace()
+        self.gpu_uuid: str | None = None
+        self.changes: list[Settings] = []
         self.tokenizer = byte_tokenizer()
         self.gate = threading.Event()
         self.gate.set()
@@ -123,6 +128,14 @@ class FakeCore:
     def stats(self) -> EngineStats:
         running = len(self._running()) if self.gate.is_set() else min(len(self._answers), self.config.max_num_seqs)
         return EngineStats(running=running, waiting=len(self._answers) - running, tokens_out=self._tokens_out)
+
+    def change(self, settings: Settings) -> None:
+        settings.check(self.launched)
+        self.changes.append(settings)
+        self.config = self.config.replace(**settings.changes(self.config))
+
+    def picture(self) -> Picture:
+        return Picture(self.trace.now(), [], 1, bytes(64), bytes(64), [], [])
 
     def close(self) -> None:
         pass

@@ -5,6 +5,7 @@ import asyncio
 from labkit.config import SamplingParams
 from labkit.engine.outputs import OutputProcessor
 from labkit.engine.request import Delta, EngineRequest, StepReport
+from labkit.engine.settings import Settings
 from labkit.engine.stats import EngineStats
 from labkit.server.engine import EngineClient
 from labkit.server.messages import Steps
@@ -63,7 +64,7 @@ def test_what_the_engine_adds_before_it_hears_of_the_stop_is_not_counted():
 
 def test_waiting_counts_what_is_on_its_way_only_where_no_place_is_free():
     async def test(client):
-        client.config = client.config.replace(max_num_seqs=4)
+        client.settings = Settings(max_num_seqs=4)
         requests = [EngineRequest(f"r{i}", [1], SamplingParams(n=3)) for i in range(2)]
         client.submit(requests[:1], [None])
         assert client.waiting() == 0, "three answers, four places"
