@@ -12,8 +12,8 @@ import pytest
 from tests.integration.test_openai_client import KEY, Served, serving, wait_for
 
 # Four tokens a step, so that the prompt below takes a hundred steps; two places, so that a third request waits.
-OPTIONS = ("--max-num-batched-tokens", "4", "--max-num-seqs", "2", "--max-model-len", "2048")
-ANSWER = 1500
+OPTIONS = ("--max-num-batched-tokens", "4", "--max-num-seqs", "2", "--max-model-len", "1024")
+ANSWER = 600
 LONG_PROMPT = [5 + i % 50 for i in range(400)]
 
 
