@@ -9,7 +9,7 @@ const word = (value) => (value === true ? "on" : value === false ? "off" : typeo
 export class Switches {
   /** `key()` is the key of now. */
   constructor(form, status, list, key) {
-    Object.assign(this, { form, status, list, key, marks: [], seen: "" });
+    Object.assign(this, { form, status, list, key, marks: [], seen: "", sending: new Set() });
     this.inputs = [...form.querySelectorAll("[data-setting]")];
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -22,15 +22,17 @@ export class Switches {
     const name = input.dataset.setting;
     const value = input.type === "checkbox" ? input.checked : input.type === "number" ? input.valueAsNumber : input.value;
     this.say(`Changing ${NAMES[name]} …`);
+    this.sending.add(input);
     try {
       const body = JSON.stringify({ [name]: value });
       const { settings } = await (await call("dashboard/settings", this.key(), { method: "POST", body })).json();
-      this.fill(settings, null);
+      this.settings = settings;
       this.say(`Done: ${NAMES[name]} is ${word(settings[name])}.`);
     } catch (error) {
       this.say(`Not changed: ${error.message}.`, true);
-      if (this.settings) this.fill(this.settings, null);
     }
+    this.sending.delete(input);
+    if (this.settings) this.fill(this.settings, null);
   }
 
   say(text, failed = false) {
@@ -38,12 +40,12 @@ export class Switches {
     this.status.classList.toggle("failed", failed);
   }
 
-  /** What the engine says. `busy`, the control that is being used, is left alone. */
+  /** What the engine says. `busy`, the control that is being used, is left alone, and one whose change is on its way. */
   fill(settings, busy) {
     this.settings = settings;
     for (const input of this.inputs) {
       const value = settings[input.dataset.setting];
-      if (input === busy) continue;
+      if (input === busy || this.sending.has(input)) continue;
       if (input.type === "checkbox") input.checked = value;
       else input.value = value;
     }
