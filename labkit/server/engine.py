@@ -108,7 +108,7 @@ class EngineClient:
         self.questions.fail(internal("the engine has ended"))
         # As if a last step had failed all of them: so the metrics count them, and nothing seems to run.
         lost = [
-            Delta(request_id, choice.index, finish_reason="abort", error=LOST)
+            Delta(request_id, choice.index, finish_reason="abort", error=LOST, choices=len(output.outputs))
             for request_id, (_, output) in self._open.items()
             for choice in output.outputs
             if choice.finish_reason is None
