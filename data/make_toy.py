@@ -23,6 +23,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]  # toy_maker, and labkit in a check
 
 from toy_maker import card, documents, draft, evaluation, filtering, settings, stories, tokenizer, training  # noqa: E402
 
+from labkit.errors import LabkitError  # noqa: E402
+from labkit.kernels import backend  # noqa: E402
+
 Stage = Callable[[settings.Settings], None]
 STAGES: dict[str, Stage] = {
     "stories": stories.write_stories,
@@ -41,14 +44,17 @@ EXTRA: dict[str, Stage] = {"measure-cpu": card.measure_cpu}
 @app.command()
 def main(
     stage: Annotated[str, typer.Argument(help=f"all, or one of {', '.join([*STAGES, *EXTRA])}.")] = "all",
-    work: Annotated[Path, typer.Option(help="Where the stages keep what they made.")] = HERE.parent / "build" / "toy",
-    out: Annotated[Path, typer.Option(help="Where the folders toy and toy-draft go.")] = HERE,
+    work: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="Where the stages keep what they made: build/toy unless given."),
+    ] = None,
+    out: Annotated[Path, typer.Option(file_okay=False, help="Where the folders toy and toy-draft go.")] = HERE,
     time_limit: Annotated[float, typer.Option(help="Seconds after which this call ends, in order.")] = float("inf"),
     smoke: Annotated[bool, typer.Option("--smoke", help="Everything tiny, on a CPU; needs --out.")] = False,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     teacher: Annotated[str, typer.Option(help="The model that writes the stories.")] = "smollm2-135m",
     story_seconds: Annotated[float, typer.Option(help="Most time for the stories.")] = 330,
-    writers: Annotated[int, typer.Option(help="Processes that write stories, an engine each.")] = 4,
+    writers: Annotated[int, typer.Option(min=1, help="Processes that write stories, an engine each.")] = 4,
     target_seconds: Annotated[float, typer.Option(help="Time for the target's training.")] = 300,
     draft_seconds: Annotated[float, typer.Option(help="Time for the draft's training.")] = 100,
     commit: Annotated[str | None, typer.Option(help="Of this checkout, for the card, where git cannot tell.")] = None,
@@ -57,8 +63,9 @@ def main(
     stages = STAGES if stage == "all" else {stage: (STAGES | EXTRA).get(stage)}
     if None in stages.values():
         raise typer.BadParameter(f"{stage} is no stage; they are all, {', '.join([*STAGES, *EXTRA])}")
-    if smoke and out == HERE:
+    if smoke and out.resolve() == HERE:
         raise typer.BadParameter("--smoke makes models that are good for nothing; say with --out where they may go")
+    work = work or HERE.parent / "build" / ("toy-smoke" if smoke else "toy")
     told = settings.Settings(
         work=work, out=out, device=device, teacher=teacher, story_seconds=story_seconds, writers=writers,
         target_seconds=target_seconds, draft_seconds=draft_seconds, commit=commit,
@@ -68,10 +75,17 @@ def main(
     for name, run in stages.items():
         begun = time.monotonic()
         try:
+            backend.resolve_device(told.device)
+            settings.check_same_run(told)
             run(told)  # type: ignore[misc]
         except settings.OutOfTime:
             print(f"{name}: out of time; the same command goes on from here")
             raise typer.Exit(75) from None
+        except (LabkitError, OSError, RuntimeError) as error:
+            print(f"make_toy.py: error: {name}: {error}", file=sys.stderr)
+            if isinstance(error, FileNotFoundError):
+                print("A stage needs what those before it make: run `all`.", file=sys.stderr)
+            raise typer.Exit(1) from error
         print(f"== {name}: {time.monotonic() - begun:.1f} s", flush=True)
     print("all is made" if stage == "all" else f"{stage} is made")
 

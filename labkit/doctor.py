@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, counted
 from labkit.kernels import backend, build, native
 
 Fact = tuple[str, str]  # name and what is to be said of it
@@ -55,7 +55,7 @@ def _machine() -> list[Fact]:
             "system",
             f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
         ),
-        ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
+        ("torch", f"{torch.__version__}, {counted(torch.get_num_threads(), 'thread')}"),
     ]
 
 

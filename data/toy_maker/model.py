@@ -18,6 +18,7 @@ from toy_maker.files import atomically, write_json
 HEAD_DIM = 32
 EPS = 1e-5
 THETA = 10_000.0
+LENGTH = 2048  # tokens of the longest sequence; training sees half: beyond it there is room, but no good story
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Llama(nn.Module):
         return sum(weight.numel() for weight in self.parameters())
 
 
-def hf_config(sizes: Sizes, vocab_size: int, context: int) -> dict[str, Any]:
+def hf_config(sizes: Sizes, vocab_size: int) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -132,7 +133,7 @@ def hf_config(sizes: Sizes, vocab_size: int, context: int) -> dict[str, Any]:
         "num_key_value_heads": sizes.kv_heads,
         "head_dim": HEAD_DIM,
         "hidden_act": "silu",
-        "max_position_embeddings": context,
+        "max_position_embeddings": LENGTH,
         "rms_norm_eps": EPS,
         "rope_theta": THETA,
         "attention_bias": False,
@@ -143,13 +144,13 @@ def hf_config(sizes: Sizes, vocab_size: int, context: int) -> dict[str, Any]:
     }
 
 
-def export(model: Llama, tokenizer: Tokenizer, folder: Path, context: int) -> None:
+def export(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
     """A folder in Hugging Face layout, float16; what else lies in it stays."""
     folder.mkdir(parents=True, exist_ok=True)
     # save_file wants each tensor whole and on its own.
     weights = {f"model.{name}": value.detach().half().cpu().contiguous() for name, value in model.state_dict().items()}
     atomically(folder / "model.safetensors", lambda part: save_file(weights, part, metadata={"format": "pt"}))
-    write_json(folder / "config.json", hf_config(model.sizes, model.embed_tokens.num_embeddings, context))
+    write_json(folder / "config.json", hf_config(model.sizes, model.embed_tokens.num_embeddings))
     ends = [tokenizers.IM_END, tokenizers.END_OF_TEXT]  # of an answer, of a plain story
     write_json(folder / "generation_config.json", {"bos_token_id": tokenizers.IM_START, "eos_token_id": ends})
-    tokenizers.save(tokenizer, folder, context)
+    tokenizers.save(tokenizer, folder, LENGTH)

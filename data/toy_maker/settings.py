@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from toy_maker.files import read_json, write_json
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -53,6 +55,23 @@ class Settings:
 
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
+
+
+def check_same_run(settings: Settings) -> None:
+    """What lies in `work` was made by the same teacher, and not by a smoke run if this is none.
+
+    Raises:
+        RuntimeError: it was not.
+    """
+    path = settings.folder(".") / "run.json"
+    run = {"teacher": settings.teacher, "vocab_size": settings.vocab_size, "story_tokens": settings.story_tokens}
+    if not path.exists():
+        write_json(path, run)
+    if read_json(path) != run:
+        raise RuntimeError(
+            f"{settings.work} holds another run's stages ({read_json(path)}, this one is {run}); "
+            "give another --work, or remove it"
+        )
 
 
 def smoke(settings: Settings) -> Settings:

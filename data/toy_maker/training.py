@@ -196,7 +196,7 @@ def held_out_loss(settings: Settings) -> Callable[[Llama], float]:
 def finish(settings: Settings, name: str, trainer: Trainer, facts: dict[str, Any]) -> None:
     """The trained model as a folder, and what is to be told of its training."""
     folder = settings.folder(name)
-    export(trainer.model, load_tokenizer(settings), folder / "model", settings.context)
+    export(trainer.model, load_tokenizer(settings), folder / "model")
     told = {
         "parameters": trainer.model.num_parameters(),
         "steps": trainer.step,

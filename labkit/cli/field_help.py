@@ -20,7 +20,7 @@ ENGINE_HELP = {
     "cuda_graphs": "Capture steps as CUDA graphs.",
     "quantization": "int8 weights.",
     "kv_cache_dtype": "auto or int8.",
-    "speculative": """Draft tokens, such as '{"method": "ngram", "num_tokens": 4}'.""",
+    "speculative": "Not there yet: draft tokens that the model checks.",
     "seed": "Seed of the engine, for requests that bring none.",
     "batch_invariant": "The same 16-bit logits whatever else is in the batch, at some cost in speed.",
 }

@@ -89,7 +89,20 @@ def as_conversations(messages: Any) -> list[list[dict[str, Any]]]:
     talks = None if items is None else [_as_list(item) for item in items]
     if talks is None or not all(talk is not None and all(isinstance(m, Mapping) for m in talk) for talk in talks):
         raise RequestError(f"messages is {messages!r}; it must be a list of messages like {MESSAGES}", "messages")
+    for talk in talks:
+        _check_messages(talk or [])
     return [[dict(message) for message in talk or ()] for talk in talks]
+
+
+def _check_messages(talk: list[Mapping[str, Any]]) -> None:
+    """What a template would stumble over, in words of its own."""
+    if not talk:
+        raise RequestError(f"a conversation has no messages; it is {MESSAGES}", "messages")
+    for place, message in enumerate(talk):
+        for key, kinds in (("role", str), ("content", (str, Sequence))):
+            if not isinstance(message.get(key), kinds):
+                found = repr(message[key]) if key in message else "missing"
+                raise RequestError(f"messages[{place}].{key} is {found}; a message is like {MESSAGES}", "messages")
 
 
 def _as_list(value: Any) -> list[Any] | None:

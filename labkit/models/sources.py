@@ -56,7 +56,7 @@ def resolve(model: str) -> Path:
     if name in _TOYS:
         folder = _toy(name)
         if folder is None:
-            raise ModelError(f"{name}: data/{name} is not there; run labkit from a checkout, or install it again")
+            raise ModelError(f"{name}: its folder is missing; {toys.how_to_get_back(name, None)}")
         toys.check_files(name, folder)
         return folder
     if name == SMOLLM2:

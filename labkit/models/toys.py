@@ -32,6 +32,12 @@ def check_files(name: str, folder: Path) -> None:
                 f"{path} is not the file that labkit came with: its SHA-256 is {found}, it should be {expected}"
             )
     if wrong:
-        raise ModelError(
-            f"{name}: {'; '.join(wrong)}. Get it back with `git checkout -- data/{name}`, or install labkit again"
-        )
+        raise ModelError(f"{name}: {'; '.join(wrong)}. {how_to_get_back(name, folder)}")
+
+
+def how_to_get_back(name: str, folder: Path | None) -> str:
+    """In a checkout git has the files; `folder` is None where nobody knows."""
+    if folder is not None and not (folder.parents[1] / ".git").exists():
+        return "Install labkit again"
+    where = f"data/{name}" if folder is None else folder
+    return f"Get it back with `git checkout -- {where}`" + ("" if folder else " in a checkout, or install labkit again")

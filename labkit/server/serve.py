@@ -83,6 +83,9 @@ class Server:
 
     def drain(self) -> None:
         """Stop taking requests, end when the last one is answered; a second call ends the server now."""
+        log.info(
+            "ending now" if self._stop.is_set() else "draining: no new requests; the end when the last is answered"
+        )
         if self._stop.is_set():
             self._stop_now.set()
         self._stop.set()

@@ -22,7 +22,7 @@ Engine = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="The JSON to write.")]
 SHARE_ALONE, SHARE_TOGETHER = 0.9, 0.8  # of the GPU's memory: for our engine, for it and those beside it
-NEEDS = "labkit bench serve and soak need aiohttp; install the extra, pip install 'labkit[bench]'"
+NEEDS = "labkit bench serve and soak need aiohttp: pip install aiohttp"
 
 
 def serve(

@@ -79,3 +79,13 @@ def test_one_talk_or_several():
         with pytest.raises(RequestError, match=r"messages.*list of .*role") as error:
             as_conversations(wrong)
         assert error.value.param == "messages"
+    for message in (
+        {"role": "user"},
+        {"role": "user", "content": None},
+        {"role": 1, "content": "hi"},
+        {"content": "hi"},
+    ):
+        with pytest.raises(RequestError, match=r"messages\[1\]\.(role|content) is"):
+            as_conversations([*TALK, message])
+    with pytest.raises(RequestError, match="no messages"):
+        as_conversations([[]])

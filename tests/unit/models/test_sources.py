@@ -42,7 +42,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_toys_are_always_there(name: str) -> None:
     checkpoint = open_checkpoint(name)
     assert checkpoint.name == name and checkpoint.path.name == name
-    assert checkpoint.config.max_position_embeddings == 1024 and checkpoint.tokenizer.eos_token_id == 2
+    assert checkpoint.config.max_position_embeddings == 2048 and checkpoint.tokenizer.eos_token_id == 2
 
 
 def test_folders_and_files_are_found_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

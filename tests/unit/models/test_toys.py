@@ -40,7 +40,7 @@ def test_a_changed_file_is_named_with_both_hashes(copy: Path, file: str) -> None
     (copy / file).write_bytes(changed)
     with pytest.raises(ModelError) as caught:
         open_checkpoint("toy-draft")
-    for word in (str(copy / file), expected(file), hashlib.sha256(changed).hexdigest(), "git checkout"):
+    for word in (str(copy / file), expected(file), hashlib.sha256(changed).hexdigest(), "Install labkit again"):
         assert word in str(caught.value)
 
 
@@ -57,3 +57,9 @@ def test_all_missing_files_are_named_with_their_hash(copy: Path) -> None:
 def test_a_folder_given_as_a_path_is_the_users_own(copy: Path) -> None:
     (copy / "generation_config.json").write_text('{"eos_token_id": [2]}')
     assert open_checkpoint(str(copy)).config.eos_token_ids == (2,)
+
+
+def test_in_a_checkout_git_has_them(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    folder = tmp_path / "data" / "toy"
+    assert f"`git checkout -- {folder}`" in toys.how_to_get_back("toy", folder)

@@ -38,7 +38,7 @@ def test_labkit_says_the_same_of_the_exported_folder(tmp_path: Path, tokenizer: 
     model = Llama(DRAFT, tokenizer.get_vocab_size())
     for weight in model.parameters():
         weight.data = (weight.data * 5).half().float()  # far from even, and exact in float16
-    export(model, tokenizer, tmp_path, 64)
+    export(model, tokenizer, tmp_path)
     assert open_checkpoint(str(tmp_path)).num_parameters == model.num_parameters()
     ids = tokenizer.encode("Once upon a time there was a fox. there was a fox.").ids
     with LLM(str(tmp_path), device="cpu", dtype="float32", quiet=True) as llm:

@@ -42,10 +42,21 @@ def test_all_stages(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
+    real = make(tmp_path, "all", "--device", "cpu")
+    assert real.returncode == 1 and "another run's stages" in real.stderr, "it would ship what the smoke run made"
 
-def test_it_will_not_put_models_of_a_smoke_run_among_the_shipped() -> None:
-    done = subprocess.run([sys.executable, str(SCRIPT), "all", "--smoke"], capture_output=True, text=True, check=False)
+
+@pytest.mark.parametrize("out", [[], ["--out", str(SCRIPT.parent / "toy" / "..")]])
+def test_it_will_not_put_models_of_a_smoke_run_among_the_shipped(out: list[str]) -> None:
+    command = [sys.executable, str(SCRIPT), "all", "--smoke", *out]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "--out" in done.stderr
+
+
+def test_what_cannot_be_is_said_in_a_line(tmp_path: Path) -> None:
+    for args, told in ((("stories",), "no CUDA GPU"), (("export", "--device", "cpu"), "run `all`")):
+        done = make(tmp_path, *args)
+        assert done.returncode == 1 and told in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_stage_that_is_none() -> None:
