@@ -29,7 +29,7 @@ SHARE_ALONE, SHARE_TOGETHER = 0.9, 0.8  # of the GPU's memory: for our engine, f
 
 @app.command()
 def offline(
-    model: Annotated[str, typer.Option(help="toy, smollm2-135m, a folder, a .gguf file or a hub id.")] = "smollm2-135m",
+    model: Annotated[str, typer.Option(help="toy, smollm2-135m, a folder, a .gguf file or a hub id.")] = "toy",
     workload: Annotated[
         list[str] | None,
         typer.Option(help="decode1, decode8, prefill512, nano256, b1, b8, b64 or prefill32x2048; may be repeated."),
@@ -126,7 +126,7 @@ def kernels(
 
 @app.command()
 def profile(
-    model: Annotated[str, typer.Option(help="toy, smollm2-135m, a folder, a .gguf file or a hub id.")] = "smollm2-135m",
+    model: Annotated[str, typer.Option(help="toy, smollm2-135m, a folder, a .gguf file or a hub id.")] = "toy",
     workload: Annotated[str, typer.Option(help="decode1, decode8, nano256, b1, b8 or b64.")] = "b1",
     out: Annotated[Path | None, typer.Option(help="The JSON to write.")] = None,
     device: Annotated[str, typer.Option(help="cuda or cuda:N.")] = "cuda",
