@@ -16,6 +16,7 @@ SEAMS = {
     "greedy": "labkit.kernels.sampling:greedy",  # logits [S, V] -> ids [S]
     "sample": "labkit.kernels.sampling:sample",
     "rms_norm": "labkit.kernels.rms_norm:rms_norm",  # x [..., E], weight [E], eps -> [..., E]
+    "add_rms_norm": "labkit.kernels.rms_norm:add_rms_norm",  # x [T, E], residual [T, E], weight [E], eps -> two [T, E]
     "rope": "labkit.kernels.rope:apply_rope",
     "attention": "labkit.kernels.attention:attention",
     "silu_mul": "labkit.kernels.activation:silu_mul",

@@ -46,12 +46,15 @@ class Exercise:
     cases: Callable[[], Iterable[Case]]  # the smallest first
 
     def define(self, source: str) -> Callable[..., Any]:
-        """The function that `source` defines, with torch and math at hand."""
+        """The function that `source` defines, with torch, math and Triton at hand."""
         import torch
+
+        from labkit.lab.programs import tl, triton
 
         filename = f"<exercise {self.id}: {abs(hash(source))}>"
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-        space: dict[str, Any] = {"torch": torch, "math": math, "__name__": f"exercise_{self.id.replace('.', '_')}"}
+        space: dict[str, Any] = {"torch": torch, "math": math, "triton": triton, "tl": tl}
+        space["__name__"] = f"exercise_{self.id.replace('.', '_')}"
         exec(compile(source, filename, "exec"), space)
         return space[self.name]
 
