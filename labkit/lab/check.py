@@ -95,7 +95,7 @@ def judge(exercise: Exercise, fn: Callable[..., Any]) -> Verdict:
     for count, case in enumerate(exercise.cases(), start=1):
         expected, got = _answer(case, right), _answer(case, fn)
         if _untried(got):
-            lines = len(exercise.solution.strip().splitlines()) - 1
+            lines = exercise.lines()
             return Verdict(exercise.id, exercise.title, None, f"not tried yet, about {lines} line{'s' * (lines > 1)}")
         if (text := difference(expected, got)) is not None:
             facts = (("case", case.text), ("expected", _short(expected)), ("got", _short(got)), ("difference", text))

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from labkit.lab import bench as benches
 from labkit.lab import check as checks
 from labkit.lab import predict as predictions
-from labkit.lab import seams
+from labkit.lab import programs, seams
+from labkit.lab import recorded as records
 from labkit.lab import show as pictures
+from labkit.lab import traffic as traffics
 from labkit.lab.exercises import find_exercise
 from labkit.lab.exercises.exercise import Verdict
 from labkit.lab.machine import Machine
@@ -26,6 +28,7 @@ from labkit.paths import cache_folder
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from labkit.bench.table import AnyRecord
     from labkit.lab.widgets.roofline import Setting
     from labkit.lab.widgets.stepper import Stepper
     from labkit.llm import LLM
@@ -68,6 +71,24 @@ class Lab:
 
         return widget(self.roofline, list(settings), start)
 
+    def trace(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> programs.Trace:
+        """Run a Triton kernel program by program on CPU tensors and note each load and store; see programs.py."""
+        return programs.trace(kernel, grid, *arguments, **options)
+
+    def programs_widget(self, trace: programs.Trace, start: int = 0) -> Stepper:
+        """A slider over the loads and stores of a trace; see widgets/programs.py."""
+        from labkit.lab.widgets.programs import widget
+
+        return widget(trace, start)
+
+    def traffic(self, fn: Callable[..., Any], *arguments: Any) -> list[traffics.Operation]:
+        """The operations that PyTorch runs for `fn(*arguments)`, with the bytes that each reads and writes."""
+        return traffics.traffic(fn, *arguments)
+
+    def recorded(self, name: str) -> AnyRecord:
+        """The newest record of that name in data/recorded/. Says on which machine and day it was made."""
+        return records.recorded(name)
+
     def check(self, id: str, fn: Callable[..., Any]) -> Verdict:
         """⏳ not tried, ❌ with the smallest case that fails, ✅."""
         return checks.check(id, fn)
@@ -98,7 +119,7 @@ class Lab:
         return pictures.style()
 
     def source(self, obj: Any, folded: bool = False) -> Source:
-        """The engine's code of a function, class or module, with its place."""
+        """The engine's code of a function, class or module, or "rms_norm.cpp:normalise" of csrc/, with its place."""
         return Source(obj, folded)
 
     def swap(self, seam: str, fn: Callable[..., Any]) -> AbstractContextManager[seams.Swap]:

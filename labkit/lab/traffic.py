@@ -20,7 +20,7 @@ class Operation:
     written: int  # bytes of its result
 
     def __str__(self) -> str:
-        return f"{self.name:<12} reads {self.read:>12,} bytes, writes {self.written:>12,}"
+        return f"{self.name:<20} reads {self.read:>12,} bytes, writes {self.written:>12,}"
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

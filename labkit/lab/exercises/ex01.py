@@ -431,7 +431,7 @@ def add_rms_norm_kernel(x, residual, weight, out, width, eps, BLOCK: tl.constexp
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < width
-    # about 6 lines: those of 01.3, and what is new
+    # about 7 lines: those of 01.3, and what is new
 ''',
     hints=(
         "Load both rows, add them, and go on with the sum where 01.3 went on with the row.",

@@ -58,6 +58,11 @@ class Exercise:
         exec(compile(source, filename, "exec"), space)
         return space[self.name]
 
+    def lines(self) -> int:
+        """How many the solution has that the stub does not give."""
+        given = self.stub.splitlines()
+        return sum(line not in given for line in self.solution.strip().splitlines())
+
     def hints_markdown(self) -> str:
         """The hints and the solution, each behind a click, for the cell under the stub."""
         parts = [

@@ -25,6 +25,15 @@ def diamond(x: float, y: float, radius: float, *, colour: str) -> str:
     return f'<polygon points="{places}" fill="{colour}"/>'
 
 
+def box(
+    x: float, y: float, width: float, height: float, *, colour: str = "currentColor", fill: float = 0, dash: str = ""
+) -> str:
+    """A rectangle; `fill` is how strongly its colour fills it, from 0 to 1."""
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+    dashes = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'<rect {place} fill="{colour}" fill-opacity="{fill}" stroke="{colour}"{dashes}/>'
+
+
 def svg(width: int, height: int, parts: list[str]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
