@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,26 +55,38 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:,.3g} ms" if seconds < 1 else f"{seconds * 1e3:,.0f} ms"
 
 
+def _interpreter() -> tuple[type, str] | None:
+    """Class and method that run Triton kernels in Python in this process; None where nothing does."""
+    from labkit.lab import programs
+
+    if isinstance(programs.triton, programs.StandIn):
+        return programs.Kernel, "run"
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return None
+    from triton.runtime.interpreter import GridExecutor
+
+    return GridExecutor, "__call__"
+
+
 @contextmanager
 def watch_interpreter() -> Iterator[list[bool]]:
     """A list that is no longer empty once a Triton kernel ran in the interpreter."""
     seen: list[bool] = []
-    if "triton" not in sys.modules or os.environ.get("TRITON_INTERPRET") != "1":
+    interpreter = _interpreter()
+    if interpreter is None:
         yield seen
         return
-    from triton.runtime.interpreter import GridExecutor
+    original = getattr(*interpreter)
 
-    original = GridExecutor.__call__
-
-    def noticed(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def noticed(*args: Any, **kwargs: Any) -> Any:
         seen.append(True)
-        return original(self, *args, **kwargs)
+        return original(*args, **kwargs)
 
-    GridExecutor.__call__ = noticed
+    setattr(*interpreter, noticed)
     try:
         yield seen
     finally:
-        GridExecutor.__call__ = original
+        setattr(*interpreter, original)
 
 
 def _once(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> float:

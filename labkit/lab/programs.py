@@ -8,6 +8,7 @@ kernels use. Where there is no Triton (macOS), the same stand-in runs the kernel
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import linecache
@@ -155,7 +156,24 @@ class Kernel:
         self.__name__ = fn.__name__
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda *arguments, **options: _run(self.fn, grid, arguments, options, None)
+        return functools.partial(self.run, grid)
+
+    def run(self, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        _run(self.fn, grid, arguments, options, None)
+
+
+class StandIn:
+    """What the lessons use of the module triton."""
+
+    jit = Kernel
+
+    @staticmethod
+    def cdiv(a: int, b: int) -> int:
+        return -(-a // b)
+
+    @staticmethod
+    def next_power_of_2(n: int) -> int:
+        return 1 << max(n - 1, 0).bit_length()
 
 
 def _run(
@@ -194,9 +212,4 @@ def trace(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -
 if _triton is not None:
     triton, tl = _triton, _tl
 else:
-    triton = types.SimpleNamespace(
-        jit=Kernel,
-        cdiv=lambda a, b: -(-a // b),
-        next_power_of_2=lambda n: 1 << max(n - 1, 0).bit_length(),
-    )
-    tl = Language()
+    triton, tl = StandIn(), Language()

@@ -14,7 +14,12 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _values(answer: Any) -> Any:
-    return answer.tolist() if isinstance(answer, torch.Tensor) else answer
+    """A tensor as lists with five digits, which is what a check compares and a learner can read."""
+    if isinstance(answer, torch.Tensor):
+        return _values(answer.tolist())
+    if isinstance(answer, list):
+        return [_values(value) for value in answer]
+    return float(f"{answer:.5g}") if isinstance(answer, float) else answer
 
 
 def _norm_cases() -> Iterator[Case]:
@@ -37,7 +42,7 @@ def _norm_cases() -> Iterator[Case]:
             x = torch.tensor(rows, dtype=dtype)
             y = fn(x, torch.tensor(weight, dtype=dtype), eps)
             kind = str(getattr(y, "dtype", type(y).__name__)).removeprefix("torch.")
-            return {"y": _values(y), "type": kind, "x afterwards": x.tolist()}
+            return {"y": _values(y), "type": kind, "x afterwards": _values(x)}
 
         yield Case(text, run)
 
@@ -157,7 +162,7 @@ def norm_bytes(rows, width, number_bytes):
     Four: squares = x², their mean, x × scale, × weight. One: reads x and weight, writes the result.
     What has only one number for each row is left out; weight is [width].
     """
-    return ...  # about 3 lines
+    return ...  # about 2 lines
 ''',
     hints=(
         "Go through the four operations and note for each what it reads and what it writes; both are bytes.",
@@ -232,6 +237,7 @@ class Room:
         return f"{changed} overwritten" if changed else "as they were"
 
 
+WEIGHT = [1.0, 2.0, 0.5, 1.0, 4.0, 1.0]  # powers of two: the same result whether it is rounded before or after them
 UNWRITTEN = -7.0  # in a result before the kernel runs: no kernel here computes it
 
 
@@ -241,22 +247,23 @@ def _rows(count: int, width: int) -> list[list[float]]:
 
 
 def _kernel_cases() -> Iterator[Case]:
-    for text, rows, dtype in (
-        ("x [1, 4], BLOCK=4", [[1.0, 2.0, -2.0, 4.0]], torch.float32),
-        ("x [3, 4], BLOCK=4", _rows(3, 4), torch.float32),
-        ("x [1, 3], BLOCK=4", [[1.0, 2.0, -2.0]], torch.float32),
-        ("x [4, 6], BLOCK=8", _rows(4, 6), torch.float32),
-        ("x [1, 4] in float16, with 300 in it", [[300.0, -300.0, 300.0, 0.0]], torch.float16),
+    for text, rows, eps, dtype in (
+        ("x [1, 4], BLOCK=4", [[1.0, 2.0, -2.0, 4.0]], 1e-6, torch.float32),
+        ("x [3, 4], BLOCK=4", _rows(3, 4), 1e-6, torch.float32),
+        ("x [1, 4], eps=3", [[1.0, 1.0, -1.0, 1.0]], 3.0, torch.float32),
+        ("x [1, 3], BLOCK=4", [[1.0, 2.0, -2.0]], 1e-6, torch.float32),
+        ("x [4, 6], BLOCK=8", _rows(4, 6), 1e-6, torch.float32),
+        ("x [1, 4] in float16, with 300 in it", [[300.0, -300.0, 300.0, 0.0]], 1e-6, torch.float16),
     ):
 
-        def run(kernel: Any, rows: list[list[float]] = rows, dtype: torch.dtype = dtype) -> Any:
+        def run(kernel: Any, rows: list[list[float]] = rows, eps: float = eps, dtype: torch.dtype = dtype) -> Any:
             x, out = Room(rows, dtype), Room([[UNWRITTEN] * len(rows[0])] * len(rows), dtype)
-            weight = torch.tensor([1.0, 2.0, 0.5, 1.0, 4.0, 1.0][: len(rows[0])], dtype=dtype, device=DEVICE)
             width = len(rows[0])
-            kernel[(len(rows),)](x.matrix, weight, out.matrix, width, 1e-6, BLOCK=triton.next_power_of_2(width))
+            weight = Room([WEIGHT[:width]], dtype).matrix[0]
+            kernel[(len(rows),)](x.matrix, weight, out.matrix, width, eps, BLOCK=triton.next_power_of_2(width))
             if (out.matrix == UNWRITTEN).all() and out.strangers() == "as they were":
                 return ...
-            return {"out": out.matrix.tolist(), "behind it": out.strangers()}
+            return {"out": _values(out.matrix), "behind it": out.strangers()}
 
         yield Case(text, run)
 
@@ -347,6 +354,52 @@ def rms_norm_kernel(x, weight, out, width, eps, BLOCK: tl.constexpr):
             "On a GPU that is another program's result, or another tensor",
         ),
         Wrong(
+            "no masks",
+            """
+@triton.jit
+def rms_norm_kernel(x, weight, out, width, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    value = tl.load(x + row * width + column).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
+    w = tl.load(weight + column).to(tl.float32)
+    tl.store(out + row * width + column, value * scale * w)
+""",
+            "right where the row fills the block. Elsewhere the lanes behind its end load numbers that are not the "
+            "row's and store where nothing is theirs: three accesses, three masks",
+        ),
+        Wrong(
+            "rows BLOCK apart",
+            """
+@triton.jit
+def rms_norm_kernel(x, weight, out, width, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    value = tl.load(x + row * BLOCK + column, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
+    w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * BLOCK + column, value * scale * w, mask=inside)
+""",
+            "your rows begin BLOCK numbers apart. BLOCK is how many lanes a program has; in memory a row follows the "
+            "last one after width numbers",
+        ),
+        Wrong(
+            "eps outside the root",
+            """
+@triton.jit
+def rms_norm_kernel(x, weight, out, width, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    value = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    size = tl.sqrt(tl.sum(value * value, axis=0) / width) + eps
+    w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, value / size * w, mask=inside)
+""",
+            "eps is added after the root. It belongs under it, to the mean of the squares",
+        ),
+        Wrong(
             "the mean over the block",
             """
 @triton.jit
@@ -408,13 +461,13 @@ def _fused_cases() -> Iterator[Case]:
             width = len(rows[0])
             x, residual = Room(rows, torch.float32), Room(stream, torch.float32)
             out = Room([[UNWRITTEN] * width] * len(rows), torch.float32)
-            weight = torch.tensor([1.0, 2.0, 0.5, 1.0, 4.0, 1.0][:width], device=DEVICE)
+            weight = Room([WEIGHT[:width]], torch.float32).matrix[0]
             block = triton.next_power_of_2(width)
             kernel[(len(rows),)](x.matrix, residual.matrix, weight, out.matrix, width, 1e-6, BLOCK=block)
             if (out.matrix == UNWRITTEN).all() and residual.matrix.tolist() == stream:
                 return ...
             behind = "as they were" if out.strangers() == residual.strangers() == "as they were" else "overwritten"
-            return {"residual": residual.matrix.tolist(), "out": out.matrix.tolist(), "behind them": behind}
+            return {"residual": _values(residual.matrix), "out": _values(out.matrix), "behind them": behind}
 
         yield Case(text, run)
 

@@ -55,7 +55,7 @@ def draw_programs(trace: Trace, access: Access) -> list[str]:
         now = program == access.program
         parts.append(svg.box(x, 6, BOX, HIGH, colour=GREEN if now else "currentColor", fill=0.35 if now else 0))
         parts.append(svg.text(x + BOX / 2, 24, str(program), anchor="middle"))
-    parts.append(svg.text(LEFT, 54, access.line))
+    parts.append(svg.text(LEFT, 54, access.line, code=True))
     return parts
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import html
 
 
-def text(x: float, y: float, words: str, *, anchor: str = "start") -> str:
+def text(x: float, y: float, words: str, *, anchor: str = "start", code: bool = False) -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text {place} font-size="13" fill="currentColor">{html.escape(words)}</text>'
+    family = ' font-family="ui-monospace,monospace"' if code else ""
+    return f'<text {place}{family} font-size="{12 if code else 13}" fill="currentColor">{html.escape(words)}</text>'
 
 
 def line(points: list[tuple[float, float]], *, colour: str = "currentColor", width: float = 1, dash: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -30,6 +31,13 @@ def test_not_tried() -> None:
     verdict = judge(DOUBLE, DOUBLE.define(DOUBLE.stub))
     assert verdict.passed is None
     assert repr(verdict) == "⏳ 99.1 Double: not tried yet, about 1 line"
+
+
+def test_lines_that_the_stub_gives_are_not_counted() -> None:
+    stub = "def double(x):\n    two = 2\n    return ...\n"
+    given = dataclasses.replace(DOUBLE, stub=stub, solution="def double(x):\n    two = 2\n    x = two * x\n    return x\n")
+    assert given.lines() == 2
+    assert repr(judge(given, given.define(stub))).endswith("not tried yet, about 2 lines")
 
 
 def test_right() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import labkit.config
 from labkit.config import EngineConfig
+from labkit.kernels import rms_norm
 from labkit.lab import show
 from labkit.lab.source import Source
 
@@ -78,3 +79,29 @@ def test_source_can_be_folded() -> None:
 def test_source_of_what_has_none() -> None:
     with pytest.raises(ValueError, match="no source can be found for 3"):
         Source(3)
+
+
+def test_source_of_a_kernel() -> None:
+    source = Source(rms_norm._rms_norm_kernel)
+    assert source.path == "labkit/kernels/rms_norm.py"
+    assert "def _rms_norm_kernel(" in source.code
+    assert "tl.store(" in source.code.splitlines()[-1]
+
+
+def test_source_of_csrc() -> None:
+    source = Source("rms_norm.cpp:labkit_rms_norm")
+    assert source.path == "csrc/rms_norm.cpp"
+    assert source.code.startswith("// y = x / rms(x) * weight"), "with the comment above it"
+    assert source.code.endswith("}")
+    assert "add_rms_norm" not in source.code
+    lines = Path(labkit.config.__file__).parents[1].joinpath(source.path).read_text(encoding="utf-8").splitlines()
+    assert source.code.splitlines() == lines[source.first - 1 : source.last]
+    kernel = Source("rms_norm.cu:rms_norm").code
+    assert "template <typename T, int WIDE, int COUNT, bool ADD>\n__global__ void" in kernel
+    assert "<<<" not in kernel
+
+
+@pytest.mark.parametrize("name", ["rms_norm.cpp:nothing", "nothing.cpp:rms_norm", "rms_norm.cpp"])
+def test_source_of_csrc_that_is_not_there(name: str) -> None:
+    with pytest.raises(ValueError, match="give a file of csrc/ and a function"):
+        Source(name)

@@ -58,7 +58,7 @@ def test_what_it_does_not_know_is_refused(plain: PlainModel) -> None:
         PlainModel(dataclasses.replace(plain.config, sliding_windows=(8,)), plain.weights)
 
 
-@pytest.mark.parametrize("seam", ["greedy", "rms_norm", "rope", "attention", "silu_mul", "sample"])
+@pytest.mark.parametrize("seam", ["greedy", "rms_norm", "add_rms_norm", "rope", "attention", "silu_mul", "sample"])
 def test_the_engine_runs_through_every_seam(llm: LLM, seam: str) -> None:
     params = SamplingParams(temperature=0 if seam == "greedy" else 0.8, seed=1, max_tokens=3, ignore_eos=True)
     [before] = llm.generate([[5, 6, 7]], params, use_tqdm=False)
