@@ -61,7 +61,7 @@ class Trace:
         return sum(len(access.used()) * self.bytes_of_a_number[access.tensor] for access in self.accesses)
 
     def bytes_moved(self) -> int:
-        """What memory has to move for that: a number that was read before is in a cache, and written ones leave once."""
+        """What memory has to move for that: what was read before is in a cache, and what is written leaves once."""
         touched = {(access.kind, access.tensor, place) for access in self.accesses for place in access.used()}
         return sum(self.bytes_of_a_number[tensor] for _, tensor, _ in touched)
 

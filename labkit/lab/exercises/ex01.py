@@ -286,8 +286,9 @@ def rms_norm_kernel(x, weight, out, width, eps, BLOCK: tl.constexpr):
     # about 4 lines
 ''',
     hints=(
-        "Row `row` begins `row * width` numbers behind `x`. `tl.load(x + row * width + column, mask=inside, other=0.0)` "
-        "loads it; a lane outside the mask gets 0, which adds nothing to the sum.",
+        "A program's row begins `row * width` numbers behind `x`. "
+        "`tl.load(x + row * width + column, mask=inside, other=0.0)` loads it; a lane outside the mask gets 0, which "
+        "adds nothing to the sum.",
         "`.to(tl.float32)` before squaring. `tl.sum(value * value, axis=0) / width` is the mean: the true width, for "
         "that many lanes hold numbers.",
         "Multiply with `tl.rsqrt(mean + eps)` and with the weight, loaded at `weight + column` with the same mask; "

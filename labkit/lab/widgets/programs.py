@@ -20,7 +20,7 @@ COLOURS = {"load": BLUE, "store": ORANGE}
 
 def shape_of(trace: Trace, tensor: str) -> tuple[int, int]:
     """(rows, columns) in which a tensor is drawn."""
-    *rest, columns = trace.shapes[tensor] or (1,)
+    columns = (trace.shapes[tensor] or (1,))[-1]
     return trace.size(tensor) // max(columns, 1), columns
 
 
@@ -90,7 +90,9 @@ class Grid:
             lost = on and place // self.columns != first
             colour = VERMILLION if lost else COLOURS[access.kind] if on else INK
             parts.append(svg.box(x, y, BOX, HIGH, colour=colour, fill=0.5 if on else 0, dash="" if on else "3 3"))
-            parts.append(svg.text(x + BOX / 2, y + 18, f"{lane}!" if lost else str(lane) if on else "–", anchor="middle"))
+            parts.append(
+                svg.text(x + BOX / 2, y + 18, f"{lane}!" if lost else str(lane) if on else "–", anchor="middle")
+            )
         return parts
 
 

@@ -35,7 +35,9 @@ def test_not_tried() -> None:
 
 def test_lines_that_the_stub_gives_are_not_counted() -> None:
     stub = "def double(x):\n    two = 2\n    return ...\n"
-    given = dataclasses.replace(DOUBLE, stub=stub, solution="def double(x):\n    two = 2\n    x = two * x\n    return x\n")
+    given = dataclasses.replace(
+        DOUBLE, stub=stub, solution="def double(x):\n    two = 2\n    x = two * x\n    return x\n"
+    )
     assert given.lines() == 2
     assert repr(judge(given, given.define(stub))).endswith("not tried yet, about 2 lines")
 

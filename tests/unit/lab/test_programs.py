@@ -84,7 +84,7 @@ def test_same_numbers_as_triton(width: int) -> None:
 
 
 def test_what_leaves_the_tensor() -> None:
-    def no_masks(x: Any, out: Any, BLOCK: tl.constexpr) -> None:  # noqa: N803
+    def no_masks(x: Any, out: Any, BLOCK: tl.constexpr) -> None:
         place = tl.program_id(0) * 3 + tl.arange(0, BLOCK)
         tl.store(out + place, tl.load(x + place))
 

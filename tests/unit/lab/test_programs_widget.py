@@ -40,8 +40,7 @@ def test_render_is_pure_and_true() -> None:
 def test_lanes_that_no_mask_stops() -> None:
     frame = render(traced(wrong="no mask at the load"), 0)
     assert frame.words == (
-        "Program 0 loads from x, row 0: 8 of 8 lanes. "
-        "No mask stops lanes 5 to 7, and what is there is not this row's."
+        "Program 0 loads from x, row 0: 8 of 8 lanes. No mask stops lanes 5 to 7, and what is there is not this row's."
     )
     assert [lane in frame.svg for lane in (">4!<", ">5!<", ">7!<")] == [False, True, True]
     assert frame.svg.count(VERMILLION) == 6, "fill and edge of three boxes"
