@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from labkit.kernels import backend, native
+from labkit.kernels import backend, cuda, native
 from labkit.kernels.invariant_linear import invariant_linear
 from labkit.kernels.jit import jit, tl, triton
 from labkit.kernels.launch import dependent
@@ -66,6 +66,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, any_layout: bo
     rows = x.shape[0]
     if rows in CPP_ROWS and backend.on_cpp(x, weight):
         return native.linear(x, weight, bias)
+    if backend.few_rows_on_cuda() and cuda.takes_few_rows(x, weight):
+        return cuda.few_rows(x, weight, bias)
     if backend.on_triton():  # whose other kernels want rows
         return (invariant_linear if backend.invariant else _on_gpu(x, weight))(x, weight, bias)
     if x.device.type != "cpu" or not (rows in FEW_ROWS or (any_layout and rows > 1)):
@@ -73,6 +75,27 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, any_layout: bo
     if bias is None:
         return torch.mm(weight, x.t()).t()
     return torch.addmm(bias.unsqueeze(1), weight, x.t()).t()
+
+
+def linear_add(
+    x: Tensor, weight: Tensor, residual: Tensor, following: Tensor | None = None, any_layout: bool = False
+) -> tuple[Tensor | None, Tensor]:
+    """How each half of a layer ends: a product that belongs into the residual stream.
+
+    Args:
+        x: [T, I]
+        weight: [E, I]
+        residual: [T, E], the stream so far
+        following: the weights of the next product, for whom it helps to know
+        any_layout: as for `linear`
+
+    Returns:
+        (None, the stream with the product in it) where one kernel does both; else (the product, the stream as it was):
+        then `norm_linear` adds them, in its own pass over both.
+    """
+    if backend.few_rows_on_cuda() and cuda.takes_few_rows(x, weight):
+        return None, cuda.few_rows(x, weight, residual=residual, following=following)
+    return linear(x, weight, any_layout=any_layout), residual
 
 
 def _on_gpu(x: Tensor, weight: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
