@@ -15,8 +15,7 @@
 // RMSNorm multiplies a row by a number that all its columns share: rows enter as x × weight, their squares are added up
 // on the way, and the sums are scaled at the end. So the norm costs no pass over x, and no wait.
 //
-// On Hopper the weights are loaded before the kernel in front has ended (programmatic dependent launch), and those of
-// the blocks, and of the product, that come next are asked for into the second cache.
+// On Hopper the first weights are loaded before the kernel in front has ended (programmatic dependent launch).
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -40,9 +39,8 @@ struct Product {
     const void* bias;    // [outputs], or null
     const void* stream;  // [rows, outputs], rows stream_step apart, or null: nothing is added
     void* out;           // [rows, outputs]
-    const void* next;    // what comes after it reads these weights, or null
-    int64_t x_step, stream_step, next_bytes;
-    int rows, width, outputs, ahead;
+    int64_t x_step, stream_step;
+    int rows, width, outputs;
     float eps;
 };
 
@@ -71,13 +69,6 @@ __device__ inline uint4 load_once(const void* from, bool there) {
     return v;
 }
 
-__device__ inline void ask_for(const void* from, int64_t bytes) {
-#if __CUDA_ARCH__ >= 900
-    if (bytes > 0)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(static_cast<uint32_t>(bytes)));
-#endif
-}
-
 __device__ inline void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -102,6 +93,7 @@ __device__ inline uint32_t scale_pair(uint32_t x, uint32_t weight, float& square
 template <typename T, int KIND, bool NORM, int STEPS>
 __global__ void __launch_bounds__(MOST_WARPS * 32) few_rows(const Product p) {
     constexpr int OUTPUTS = KIND == WIDE ? 16 : 8, CHUNK = 32 * STEPS;
+    extern __shared__ uint4 norm[];
     __shared__ float sums_of[MOST_WARPS][32 * 4];
     __shared__ float squares_of[MOST_WARPS][MOST_ROWS];
     let_next_begin();
@@ -121,19 +113,9 @@ __global__ void __launch_bounds__(MOST_WARPS * 32) few_rows(const Product p) {
     int begin = warp * CHUNK;
 #pragma unroll
     for (int step = 0; step < STEPS; step++) load_weights(step, begin);
-    if (NORM && g == 0 && begin + 8 * t * STEPS < p.width)  // 64 bytes a lane are enough for all of the chunk
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const T*>(p.norm) + begin + 8 * t * STEPS));
-    if (threadIdx.x == 0) {
-        const int64_t tile = static_cast<int64_t>(blockIdx.x) + p.ahead;
-        if (p.ahead && tile < gridDim.x) {
-            const int64_t bytes = static_cast<int64_t>(min(OUTPUTS, p.outputs - static_cast<int>(tile) * OUTPUTS)) * p.width * 2;
-            ask_for(weight + tile * OUTPUTS * p.width, bytes);
-            if (KIND == GATED) ask_for(weight + (tile * OUTPUTS + p.outputs) * p.width, bytes);
-        }
-        if (p.next) {
-            const int64_t share = (p.next_bytes / gridDim.x + 15) / 16 * 16, at = share * blockIdx.x;
-            ask_for(static_cast<const char*>(p.next) + at, min(share, p.next_bytes - at));
-        }
+    if (NORM) {  // no kernel in front has written it, either
+        for (int i = threadIdx.x; i < p.width / 8; i += blockDim.x) norm[i] = static_cast<const uint4*>(p.norm)[i];
+        __syncthreads();
     }
     wait_for_previous();
 
@@ -152,7 +134,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32) few_rows(const Product p) {
             if (NORM) {
                 const int at = begin + 32 * step + 8 * t;
                 uint4 scale{0, 0, 0, 0};
-                if (at < p.width) scale = *reinterpret_cast<const uint4*>(static_cast<const T*>(p.norm) + at);
+                if (at < p.width) scale = norm[at / 8];
                 b[step].x = scale_pair(b[step].x, scale.x, squares);
                 b[step].y = scale_pair(b[step].y, scale.y, squares);
                 b[step].z = scale_pair(b[step].z, scale.z, squares);
@@ -207,10 +189,12 @@ int tune(const char* name, int otherwise) {
 template <typename T, int KIND, bool NORM, int STEPS>
 cudaError_t launch(const Product& p, bool early, cudaStream_t stream) {
     constexpr int OUTPUTS = KIND == WIDE ? 16 : 8, CHUNK = 32 * STEPS;
-    const int warps = (p.width + CHUNK - 1) / CHUNK;
+    int warps = (p.width + CHUNK - 1) / CHUNK;
+    if (tune("WARPS", 0)) warps = tune("WARPS", 0);
     cudaLaunchConfig_t config{};
     config.gridDim = dim3((p.outputs + OUTPUTS - 1) / OUTPUTS);
     config.blockDim = dim3(32 * (warps < MOST_WARPS ? warps : MOST_WARPS));
+    config.dynamicSmemBytes = NORM ? p.width * 2 : 0;
     config.stream = stream;
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -242,13 +226,12 @@ cudaError_t launch(const Product& p, bool gated, bool early, cudaStream_t stream
 // Shapes as in Product, whose fields these are; steps in numbers, width a multiple of 8, all addresses and steps of x
 // multiples of 16 bytes. early: begin before the kernel in front has ended. Returns a cudaError_t.
 extern "C" int labkit_few_rows(const void* x, const void* norm, const void* weight, const void* bias, const void* residual,
-                               void* out, const void* next, int64_t next_bytes, int64_t x_step, int64_t residual_step,
+                               void* out, int64_t x_step, int64_t residual_step,
                                int64_t rows, int64_t width, int64_t outputs, float eps, int64_t gated, int64_t bfloat16,
                                int64_t early, void* stream) {
-    Product p{x, norm, weight, bias, residual, out, next};
-    p.x_step = x_step, p.stream_step = residual_step, p.next_bytes = next_bytes, p.eps = eps;
+    Product p{x, norm, weight, bias, residual, out};
+    p.x_step = x_step, p.stream_step = residual_step, p.eps = eps;
     p.rows = static_cast<int>(rows), p.width = static_cast<int>(width), p.outputs = static_cast<int>(outputs);
-    p.ahead = tune("AHEAD", 0);
     const auto s = static_cast<cudaStream_t>(stream);
     return bfloat16 ? launch<__nv_bfloat16>(p, gated, early, s) : launch<__half>(p, gated, early, s);
 }

@@ -30,13 +30,12 @@ HOPPER = (9, 0)  # whose own tensor core instructions it uses
 HEAD_DIMS = (64, 128)
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as csrc/rms_norm.cu numbers them
 FEW_ROWS = 8  # csrc/few_rows.cu's MOST_ROWS
-AHEAD = 16 << 20  # bytes of the following weights that are asked for into the second cache, of 50 MB
 FLASH_ROWS = 128  # tokens × query heads of a group in a tile; csrc/flash_attention.cu's ROWS
 MAX_WIDTH, MAX_UNALIGNED_WIDTH = 16384, 8192
 POINTER, SIZE, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 FUNCTIONS = {
     "labkit_rms_norm": (*[POINTER] * 4, *[SIZE] * 6, FLOAT, SIZE, POINTER),
-    "labkit_few_rows": (*[POINTER] * 7, *[SIZE] * 6, FLOAT, *[SIZE] * 3, POINTER),
+    "labkit_few_rows": (*[POINTER] * 6, *[SIZE] * 5, FLOAT, *[SIZE] * 3, POINTER),
     "labkit_flash_attention": (*[POINTER] * 8, ctypes.POINTER(SIZE), *[SIZE] * 7, POINTER),
 }
 
@@ -153,7 +152,6 @@ def few_rows(
     eps: float = 0.0,
     gated: bool = False,
     residual: Tensor | None = None,
-    following: Tensor | None = None,
 ) -> Tensor:
     """residual + silu_mul(rms_norm(x) Wᵀ + b), of which all but the product may be missing.
 
@@ -164,7 +162,6 @@ def few_rows(
         norm: [I], the norm's weight; None: x as it is
         gated: SiLU × mul comes after the product
         residual: [T, O], not changed; None: nothing is added
-        following: the weights of the product after this one. They are asked for while this one waits.
 
     Returns:
         [T, O], gated [T, O/2]
@@ -172,13 +169,12 @@ def few_rows(
     rows, width = x.shape
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-    tensors = (x, norm, weight, bias, residual, out, following)
+    tensors = (x, norm, weight, bias, residual, out)
     pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-    ahead = 0 if following is None else min(following.nbytes, AHEAD)
     steps = (x.stride(0), 0 if residual is None else residual.stride(0))
     early = torch.cuda.get_device_capability(x.device) >= HOPPER
     kinds = (gated, x.dtype == torch.bfloat16, early)
-    _call("labkit_few_rows", x.device, *pointers, ahead, *steps, rows, width, outputs, eps, *kinds)
+    _call("labkit_few_rows", x.device, *pointers, *steps, rows, width, outputs, eps, *kinds)
     return out
 
 

@@ -77,16 +77,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, any_layout: bo
     return torch.addmm(bias.unsqueeze(1), weight, x.t()).t()
 
 
-def linear_add(
-    x: Tensor, weight: Tensor, residual: Tensor, following: Tensor | None = None, any_layout: bool = False
-) -> tuple[Tensor | None, Tensor]:
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor, any_layout: bool = False) -> tuple[Tensor | None, Tensor]:
     """How each half of a layer ends: a product that belongs into the residual stream.
 
     Args:
         x: [T, I]
         weight: [E, I]
         residual: [T, E], the stream so far
-        following: the weights of the next product, for whom it helps to know
         any_layout: as for `linear`
 
     Returns:
@@ -94,7 +91,7 @@ def linear_add(
         then `norm_linear` adds them, in its own pass over both.
     """
     if backend.few_rows_on_cuda() and cuda.takes_few_rows(x, weight):
-        return None, cuda.few_rows(x, weight, residual=residual, following=following)
+        return None, cuda.few_rows(x, weight, residual=residual)
     return linear(x, weight, any_layout=any_layout), residual
 
 

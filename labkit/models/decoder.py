@@ -102,7 +102,7 @@ class Decoder:
         for index, layer in enumerate(self.weights.layers):
             qkv, residual = norm_linear.norm_linear(x, residual, layer.input_norm, eps, layer.qkv, layer.qkv_bias)
             attended = self._attention(qkv, layer, index, batch, kv_cache[index])
-            x, residual = linear.linear_add(attended, layer.output, residual, following=layer.gate_up)
+            x, residual = linear.linear_add(attended, layer.output, residual)
             mlp, residual = norm_linear.norm_linear(
                 x, residual, layer.post_attention_norm, eps, layer.gate_up, gated=True
             )
