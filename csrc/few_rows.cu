@@ -20,6 +20,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <type_traits>
@@ -90,6 +91,22 @@ __device__ inline uint32_t scale_pair(uint32_t x, uint32_t weight, float& square
     return reinterpret_cast<const uint32_t&>(scaled);
 }
 
+// Which of the block's results number i is. Sums lie as mma gives them: lane l has those of outputs l / 4 (0 and 1) and
+// l / 4 + 8 (2 and 3), for rows 2 (l % 4) and the next.
+template <int KIND>
+struct Place {
+    int sum, row, output;
+    bool there;
+
+    __device__ Place(int i, const Product& p) {
+        constexpr int OUTPUTS = KIND == WIDE ? 16 : 8;
+        sum = KIND == WIDE ? i : i / 2 * 4 + i % 2;
+        row = sum / 4 % 4 * 2 + sum % 2;
+        output = blockIdx.x * OUTPUTS + sum / 16 + sum / 2 % 2 * 8;
+        there = i < OUTPUTS * MOST_ROWS && row < p.rows && output < p.outputs;
+    }
+};
+
 template <typename T, int KIND, bool NORM, int STEPS>
 __global__ void __launch_bounds__(MOST_WARPS * 32) few_rows(const Product p) {
     constexpr int OUTPUTS = KIND == WIDE ? 16 : 8, CHUNK = 32 * STEPS;
@@ -117,7 +134,11 @@ __global__ void __launch_bounds__(MOST_WARPS * 32) few_rows(const Product p) {
         for (int i = threadIdx.x; i < p.width / 8; i += blockDim.x) norm[i] = static_cast<const uint4*>(p.norm)[i];
         __syncthreads();
     }
+    // What the end needs besides the sums, for this thread's first result (in narrow matrices its only one).
+    const Place<KIND> early(threadIdx.x, p);
+    const float early_bias = p.bias && early.there ? wide(static_cast<const T*>(p.bias)[early.output]) : 0;
     wait_for_previous();
+    const float early_stream = p.stream && early.there ? wide(static_cast<const T*>(p.stream)[early.row * p.stream_step + early.output]) : 0;
 
     float sums[4] = {0, 0, 0, 0}, squares = 0;
     const T* x = static_cast<const T*>(p.x) + g * p.x_step + 8 * t;
@@ -155,29 +176,31 @@ __global__ void __launch_bounds__(MOST_WARPS * 32) few_rows(const Product p) {
         if (t == 0) squares_of[warp][g] = squares;
     }
     __syncthreads();
-    // Sum i belongs to lane i / 4: output lane / 4 (+ 8), row 2 (lane % 4) + i % 2.
-    for (int i = threadIdx.x; i < 8 * OUTPUTS; i += blockDim.x) {
-        const int from = KIND == WIDE ? i : i / 2 * 4 + i % 2;
-        float sum = 0, up = 0, square = 0;
-        const int n = from / 4 % 4 * 2 + from % 2, output = blockIdx.x * OUTPUTS + from / 16 + from / 2 % 2 * 8;
-        for (int w = 0; w < warps; w++) {
-            sum += sums_of[w][from];
-            if (KIND == GATED) up += sums_of[w][from + 2];
-            if (NORM) square += squares_of[w][n];
+    for (int i = threadIdx.x; i < OUTPUTS * MOST_ROWS; i += blockDim.x) {
+        const Place<KIND> place(i, p);
+        if (!place.there) continue;
+        float bias = early_bias, stream = early_stream;
+        if (i >= blockDim.x) {
+            if (p.bias) bias = wide(static_cast<const T*>(p.bias)[place.output]);
+            if (p.stream) stream = wide(static_cast<const T*>(p.stream)[place.row * p.stream_step + place.output]);
         }
-        if (n >= p.rows || output >= p.outputs) continue;
+        float sum = 0, up = 0, square = 0;
+        for (int w = 0; w < warps; w++) {
+            sum += sums_of[w][place.sum];
+            if (KIND == GATED) up += sums_of[w][place.sum + 2];
+            if (NORM) square += squares_of[w][place.row];
+        }
         if (NORM) {
             const float scale = rsqrtf(square / p.width + p.eps);
             sum *= scale, up *= scale;
         }
-        if (p.bias) sum += wide(static_cast<const T*>(p.bias)[output]);
-        T result = narrow<T>(sum);
+        T result = narrow<T>(sum + bias);
         if (KIND == GATED) {  // rounded wherever the operations one by one round
             const float gate = wide(result);
             result = narrow<T>(wide(narrow<T>(gate / (1 + __expf(-gate)))) * wide(narrow<T>(up)));
         }
-        if (p.stream) result = narrow<T>(wide(result) + wide(static_cast<const T*>(p.stream)[n * p.stream_step + output]));
-        static_cast<T*>(p.out)[static_cast<int64_t>(n) * p.outputs + output] = result;
+        if (p.stream) result = narrow<T>(wide(result) + stream);
+        static_cast<T*>(p.out)[static_cast<int64_t>(place.row) * p.outputs + place.output] = result;
     }
 }
 
@@ -189,11 +212,12 @@ int tune(const char* name, int otherwise) {
 template <typename T, int KIND, bool NORM, int STEPS>
 cudaError_t launch(const Product& p, bool early, cudaStream_t stream) {
     constexpr int OUTPUTS = KIND == WIDE ? 16 : 8, CHUNK = 32 * STEPS;
-    int warps = (p.width + CHUNK - 1) / CHUNK;
+    const int tiles = (p.outputs + OUTPUTS - 1) / OUTPUTS, most = (p.width + CHUNK - 1) / CHUNK;
+    int warps = std::min({(tune("FILL", 4096) + tiles - 1) / tiles, most, MOST_WARPS});
     if (tune("WARPS", 0)) warps = tune("WARPS", 0);
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3((p.outputs + OUTPUTS - 1) / OUTPUTS);
-    config.blockDim = dim3(32 * (warps < MOST_WARPS ? warps : MOST_WARPS));
+    config.gridDim = dim3(tiles);
+    config.blockDim = dim3(32 * warps);
     config.dynamicSmemBytes = NORM ? p.width * 2 : 0;
     config.stream = stream;
     cudaLaunchAttribute attribute{};

@@ -29,7 +29,7 @@ CAPABILITY = (8, 0)  # the oldest that it runs on: Ampere, with bfloat16 and cop
 HOPPER = (9, 0)  # whose own tensor core instructions it uses
 HEAD_DIMS = (64, 128)
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as csrc/rms_norm.cu numbers them
-FEW_ROWS = 8  # csrc/few_rows.cu's MOST_ROWS
+FEW_ROWS = range(3, 9)  # csrc/few_rows.cu takes 1 to 8; of fewer Triton's kernels are faster
 FLASH_ROWS = 128  # tokens × query heads of a group in a tile; csrc/flash_attention.cu's ROWS
 MAX_WIDTH, MAX_UNALIGNED_WIDTH = 16384, 8192
 POINTER, SIZE, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -128,7 +128,7 @@ def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps: 
 
 
 def takes_few_rows(x: Tensor, weight: Tensor, norm: Tensor | None = None) -> bool:
-    """Whether `few_rows` can compute this: 1 to 8 rows of 16-bit numbers, all rows at multiples of 16 bytes.
+    """Whether `few_rows` can compute this: FEW_ROWS rows of 16-bit numbers, all at multiples of 16 bytes.
 
     With a norm only bfloat16: x × weight, before it is scaled, may be too large for float16.
     """
@@ -136,7 +136,7 @@ def takes_few_rows(x: Tensor, weight: Tensor, norm: Tensor | None = None) -> boo
     aligned = width % 8 == 0 and x.stride(0) % 8 == 0 and x.stride(1) == 1 and weight.is_contiguous()
     return (
         x.device.type == "cuda"
-        and 0 < x.shape[0] <= FEW_ROWS
+        and x.shape[0] in FEW_ROWS
         and x.dtype == weight.dtype
         and x.dtype in ((torch.float16, torch.bfloat16) if norm is None else (torch.bfloat16,))
         and aligned
