@@ -22,7 +22,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <type_traits>
 
 #include "tensor_cores.cuh"
@@ -30,17 +29,17 @@
 namespace {
 
 constexpr int MOST_WARPS = 16, MOST_ROWS = 8;
-
-enum Kind { WIDE = 0, GATED = 1, NARROW = 2 };
+constexpr int STEPS = 8, CHUNK = 32 * STEPS;  // columns of W that a warp has on their way
+constexpr int ENOUGH_WARPS = 2048;            // in all blocks; a warp then takes one chunk after the other
 
 struct Product {
-    const void* x;       // [rows, width], rows x_step apart
-    const void* norm;    // [width], or null: x is not normed
-    const void* weight;  // [outputs, width]; gated: the gate's rows, then as many of up
-    const void* bias;    // [outputs], or null
-    const void* stream;  // [rows, outputs], rows stream_step apart, or null: nothing is added
-    void* out;           // [rows, outputs]
-    int64_t x_step, stream_step;
+    const void* x;         // [rows, width], rows x_step apart
+    const void* norm;      // [width], or null: x is not normed
+    const void* weight;    // [outputs, width]; gated: the gate's rows, then as many of up
+    const void* bias;      // [outputs], or null
+    const void* residual;  // [rows, outputs], rows residual_step apart, or null: nothing is added
+    void* out;             // [rows, outputs]
+    int64_t x_step, residual_step;
     int rows, width, outputs;
     float eps;
 };
@@ -93,30 +92,30 @@ __device__ inline uint32_t scale_pair(uint32_t x, uint32_t weight, float& square
 
 // Which of the block's results number i is. Sums lie as mma gives them: lane l has those of outputs l / 4 (0 and 1) and
 // l / 4 + 8 (2 and 3), for rows 2 (l % 4) and the next.
-template <int KIND>
+template <bool GATED>
 struct Place {
     int sum, row, output;
     bool there;
 
     __device__ Place(int i, const Product& p) {
-        constexpr int OUTPUTS = KIND == WIDE ? 16 : 8;
-        sum = KIND == WIDE ? i : i / 2 * 4 + i % 2;
+        constexpr int OUTPUTS = GATED ? 8 : 16;
+        sum = GATED ? i / 2 * 4 + i % 2 : i;
         row = sum / 4 % 4 * 2 + sum % 2;
         output = blockIdx.x * OUTPUTS + sum / 16 + sum / 2 % 2 * 8;
         there = i < OUTPUTS * MOST_ROWS && row < p.rows && output < p.outputs;
     }
 };
 
-template <typename T, int KIND, bool NORM, int STEPS>
+template <typename T, bool GATED, bool NORM>
 __global__ void __launch_bounds__(MOST_WARPS * 32) few_rows(const Product p) {
-    constexpr int OUTPUTS = KIND == WIDE ? 16 : 8, CHUNK = 32 * STEPS;
+    constexpr int OUTPUTS = GATED ? 8 : 16;
     extern __shared__ uint4 norm[];
     __shared__ float sums_of[MOST_WARPS][32 * 4];
     __shared__ float squares_of[MOST_WARPS][MOST_ROWS];
     let_next_begin();
     const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int first = blockIdx.x * OUTPUTS + g, second = first + (KIND == GATED ? p.outputs : 8);
-    const bool has_first = first < p.outputs, has_second = KIND == GATED ? has_first : second < p.outputs;
+    const int first = blockIdx.x * OUTPUTS + g, second = first + (GATED ? p.outputs : 8);
+    const bool has_first = first < p.outputs, has_second = GATED ? has_first : second < p.outputs;
     const T* weight = static_cast<const T*>(p.weight);
     const T *row = weight + static_cast<int64_t>(first) * p.width + 8 * t,
             *second_row = weight + static_cast<int64_t>(second) * p.width + 8 * t;
@@ -125,7 +124,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32) few_rows(const Product p) {
         const int at = begin + 32 * step;
         const bool inside = at + 8 * t < p.width;
         a[step][0] = load_once(row + at, inside && has_first);
-        if (KIND != NARROW) a[step][1] = load_once(second_row + at, inside && has_second);
+        a[step][1] = load_once(second_row + at, inside && has_second);
     };
     int begin = warp * CHUNK;
 #pragma unroll
@@ -135,10 +134,11 @@ __global__ void __launch_bounds__(MOST_WARPS * 32) few_rows(const Product p) {
         __syncthreads();
     }
     // What the end needs besides the sums, for this thread's first result (in narrow matrices its only one).
-    const Place<KIND> early(threadIdx.x, p);
+    const Place<GATED> early(threadIdx.x, p);
     const float early_bias = p.bias && early.there ? wide(static_cast<const T*>(p.bias)[early.output]) : 0;
     wait_for_previous();
-    const float early_stream = p.stream && early.there ? wide(static_cast<const T*>(p.stream)[early.row * p.stream_step + early.output]) : 0;
+    const T* residual = static_cast<const T*>(p.residual);
+    const float early_residual = residual && early.there ? wide(residual[early.row * p.residual_step + early.output]) : 0;
 
     float sums[4] = {0, 0, 0, 0}, squares = 0;
     const T* x = static_cast<const T*>(p.x) + g * p.x_step + 8 * t;
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32) few_rows(const Product p) {
                 b[step].z = scale_pair(b[step].z, scale.z, squares);
                 b[step].w = scale_pair(b[step].w, scale.w, squares);
             }
-            const uint4 zero{0, 0, 0, 0}, top = a[step][0], bottom = KIND == NARROW ? zero : a[step][1];
+            const uint4 top = a[step][0], bottom = a[step][1];
             const uint32_t low[4] = {top.x, bottom.x, top.y, bottom.y}, high[4] = {top.z, bottom.z, top.w, bottom.w};
             labkit::mma<T>(sums, low, b[step].x, b[step].y);
             labkit::mma<T>(sums, high, b[step].z, b[step].w);
@@ -177,17 +177,17 @@ __global__ void __launch_bounds__(MOST_WARPS * 32) few_rows(const Product p) {
     }
     __syncthreads();
     for (int i = threadIdx.x; i < OUTPUTS * MOST_ROWS; i += blockDim.x) {
-        const Place<KIND> place(i, p);
+        const Place<GATED> place(i, p);
         if (!place.there) continue;
-        float bias = early_bias, stream = early_stream;
-        if (i >= blockDim.x) {
+        float bias = early_bias, added = early_residual;
+        if (i >= static_cast<int>(blockDim.x)) {
             if (p.bias) bias = wide(static_cast<const T*>(p.bias)[place.output]);
-            if (p.stream) stream = wide(static_cast<const T*>(p.stream)[place.row * p.stream_step + place.output]);
+            if (residual) added = wide(residual[place.row * p.residual_step + place.output]);
         }
         float sum = 0, up = 0, square = 0;
         for (int w = 0; w < warps; w++) {
             sum += sums_of[w][place.sum];
-            if (KIND == GATED) up += sums_of[w][place.sum + 2];
+            if (GATED) up += sums_of[w][place.sum + 2];
             if (NORM) square += squares_of[w][place.row];
         }
         if (NORM) {
@@ -195,28 +195,22 @@ __global__ void __launch_bounds__(MOST_WARPS * 32) few_rows(const Product p) {
             sum *= scale, up *= scale;
         }
         T result = narrow<T>(sum + bias);
-        if (KIND == GATED) {  // rounded wherever the operations one by one round
+        if (GATED) {  // rounded wherever the operations one by one round
             const float gate = wide(result);
             result = narrow<T>(wide(narrow<T>(gate / (1 + __expf(-gate)))) * wide(narrow<T>(up)));
         }
-        if (p.stream) result = narrow<T>(wide(result) + stream);
+        if (residual) result = narrow<T>(wide(result) + added);
         static_cast<T*>(p.out)[static_cast<int64_t>(place.row) * p.outputs + place.output] = result;
     }
 }
 
-int tune(const char* name, int otherwise) {
-    const char* text = std::getenv(name);
-    return text ? std::atoi(text) : otherwise;
-}
-
-template <typename T, int KIND, bool NORM, int STEPS>
+template <typename T, bool GATED, bool NORM>
 cudaError_t launch(const Product& p, bool early, cudaStream_t stream) {
-    constexpr int OUTPUTS = KIND == WIDE ? 16 : 8, CHUNK = 32 * STEPS;
-    const int tiles = (p.outputs + OUTPUTS - 1) / OUTPUTS, most = (p.width + CHUNK - 1) / CHUNK;
-    int warps = std::min({(tune("FILL", 4096) + tiles - 1) / tiles, most, MOST_WARPS});
-    if (tune("WARPS", 0)) warps = tune("WARPS", 0);
+    constexpr int OUTPUTS = GATED ? 8 : 16;
+    const int blocks = (p.outputs + OUTPUTS - 1) / OUTPUTS, chunks = (p.width + CHUNK - 1) / CHUNK;
+    const int warps = std::min({(ENOUGH_WARPS + blocks - 1) / blocks, chunks, MOST_WARPS});
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(tiles);
+    config.gridDim = dim3(blocks);
     config.blockDim = dim3(32 * warps);
     config.dynamicSmemBytes = NORM ? p.width * 2 : 0;
     config.stream = stream;
@@ -224,37 +218,27 @@ cudaError_t launch(const Product& p, bool early, cudaStream_t stream) {
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute, config.numAttrs = early ? 1 : 0;
-    return cudaLaunchKernelEx(&config, few_rows<T, KIND, NORM, STEPS>, p);
-}
-
-template <typename T, int KIND, bool NORM>
-cudaError_t launch(const Product& p, bool early, cudaStream_t stream) {
-    return tune("STEPS", 8) == 4 ? launch<T, KIND, NORM, 4>(p, early, stream) : launch<T, KIND, NORM, 8>(p, early, stream);
+    return cudaLaunchKernelEx(&config, few_rows<T, GATED, NORM>, p);
 }
 
 template <typename T>
 cudaError_t launch(const Product& p, bool gated, bool early, cudaStream_t stream) {
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-        if (p.norm) {
-            if (gated) return launch<T, GATED, true>(p, early, stream);
-            return p.outputs <= tune("NARROW", 1024) ? launch<T, NARROW, true>(p, early, stream) : launch<T, WIDE, true>(p, early, stream);
-        }
-    }
-    if (p.norm) return cudaErrorInvalidValue;
-    if (gated) return launch<T, GATED, false>(p, early, stream);
-    return p.outputs <= tune("NARROW", 1024) ? launch<T, NARROW, false>(p, early, stream) : launch<T, WIDE, false>(p, early, stream);
+    if (!p.norm) return gated ? launch<T, true, false>(p, early, stream) : launch<T, false, false>(p, early, stream);
+    if constexpr (std::is_same_v<T, __nv_bfloat16>)
+        return gated ? launch<T, true, true>(p, early, stream) : launch<T, false, true>(p, early, stream);
+    return cudaErrorInvalidValue;
 }
 
 }  // namespace
 
-// Shapes as in Product, whose fields these are; steps in numbers, width a multiple of 8, all addresses and steps of x
-// multiples of 16 bytes. early: begin before the kernel in front has ended. Returns a cudaError_t.
-extern "C" int labkit_few_rows(const void* x, const void* norm, const void* weight, const void* bias, const void* residual,
-                               void* out, int64_t x_step, int64_t residual_step,
-                               int64_t rows, int64_t width, int64_t outputs, float eps, int64_t gated, int64_t bfloat16,
+// Shapes as in Product, whose fields these are; steps in numbers, width a multiple of 8 and with a norm at most 16384,
+// x, norm and weight at addresses and steps that are multiples of 16 bytes. early: begin before the kernel in front has ended. Returns a cudaError_t.
+extern "C" int labkit_few_rows(const void* x, const void* norm, const void* weight, const void* bias,
+                               const void* residual, void* out, int64_t x_step, int64_t residual_step, int64_t rows,
+                               int64_t width, int64_t outputs, float eps, int64_t gated, int64_t bfloat16,
                                int64_t early, void* stream) {
     Product p{x, norm, weight, bias, residual, out};
-    p.x_step = x_step, p.stream_step = residual_step, p.eps = eps;
+    p.x_step = x_step, p.residual_step = residual_step, p.eps = eps;
     p.rows = static_cast<int>(rows), p.width = static_cast<int>(width), p.outputs = static_cast<int>(outputs);
     const auto s = static_cast<cudaStream_t>(stream);
     return bfloat16 ? launch<__nv_bfloat16>(p, gated, early, s) : launch<__half>(p, gated, early, s);

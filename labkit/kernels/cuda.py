@@ -133,6 +133,8 @@ def takes_few_rows(x: Tensor, weight: Tensor, norm: Tensor | None = None) -> boo
     With a norm only bfloat16: x × weight, before it is scaled, may be too large for float16.
     """
     width = x.shape[1]
+    if norm is not None and width > MAX_WIDTH:
+        return False  # it waits in shared memory
     aligned = width % 8 == 0 and x.stride(0) % 8 == 0 and x.stride(1) == 1 and weight.is_contiguous()
     return (
         x.device.type == "cuda"
