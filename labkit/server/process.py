@@ -15,6 +15,7 @@ import traceback
 import zmq
 
 from labkit.engine.core import EngineCore
+from labkit.engine.picture import MOST_EVENTS
 from labkit.engine.request import Delta, EngineRequest, StepReport
 from labkit.engine.settings import Settings
 from labkit.engine.trace import Trace
@@ -162,7 +163,9 @@ def _wait(socket: zmq.Socket[bytes], lifeline: int) -> bool:
 
 
 def _load(launch: Launch) -> EngineCore:
-    return EngineCore(launch.model, launch.config, Trace(launch.trace), launch.quiet)
+    # Here only the picture reads events from memory, and only the last; a longer trace would fill up for minutes.
+    trace = Trace(launch.trace, keep=MOST_EVENTS)
+    return EngineCore(launch.model, launch.config, trace, launch.quiet)
 
 
 if __name__ == "__main__":
