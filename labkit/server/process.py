@@ -70,9 +70,10 @@ class EngineLoop:
                 report = self.core.step()
             elif news:
                 report = StepReport([])  # nothing to compute, but the numbers have changed
-                self.core.trace.flush()
             else:
                 continue
+            if not self.core.has_work():
+                self.core.trace.flush()  # before the last answer goes out: who has it finds all of the trace
             report.deltas[:0] = self._refused
             self._refused.clear()
             self.send(Steps(report, self.core.stats(), self._received))

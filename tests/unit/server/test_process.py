@@ -1,4 +1,4 @@
-"""What the engine's process keeps in memory."""
+"""What the engine's process keeps of the trace, and when it writes it."""
 
 from types import SimpleNamespace
 
@@ -38,3 +38,13 @@ def test_the_file_has_every_event(trace_of, tmp_path):
     path = tmp_path / "trace.jsonl"
     trace_of(str(path)).close()
     assert len(path.read_bytes().splitlines()) == STEPS
+
+
+def test_who_has_the_last_answer_finds_the_trace_written(server, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    server.core.trace = Trace(path)
+    server.core.trace.emit("submit", req="a", prompt=5)
+    assert path.read_bytes() == b""
+    server.complete(max_tokens=2)
+    assert path.read_bytes().count(b"submit") == 1
+    server.core.trace.close()
