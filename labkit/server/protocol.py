@@ -130,7 +130,8 @@ class GenerationRequest(Strict):
 
     @property
     def wants_usage_in_chunks(self) -> bool:
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+        """As in vLLM, a word about how usage is told: without include_usage there is none."""
+        return self.stream_options is not None and self.wants_usage and self.stream_options.continuous_usage_stats
 
     def _sampling(self, **fields: Any) -> SamplingParams:
         """The engine's parameters: the fields that have the same name there, and `fields`."""

@@ -62,16 +62,21 @@ def test_chat_stream(server):
         assert mine[-1]["delta"] == {} and mine[-1]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize("at_end", [False, True])
-def test_a_stream_counts_in_every_chunk_if_asked(server, at_end):
-    options = {"continuous_usage_stats": True, "include_usage": at_end}
+def test_a_stream_counts_in_every_chunk_if_asked(server):
+    options = {"continuous_usage_stats": True, "include_usage": True}
     chunks = events(server.complete(max_tokens=3, stream=True, stream_options=options))
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts) and counts[0] in (1, 2) and counts[-1] == 3
     for chunk in chunks:
         used = chunk["usage"]
         assert used["prompt_tokens"] == 5 and used["total_tokens"] == 5 + used["completion_tokens"]
-    assert [chunk["choices"] == [] for chunk in chunks].count(True) == at_end
+    assert [chunk["choices"] == [] for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+@pytest.mark.parametrize("options", [{}, {"continuous_usage_stats": True}])
+def test_a_stream_that_is_not_asked_for_usage_has_none(server, options):
+    chunks = events(server.complete(max_tokens=3, stream=True, stream_options=options))
+    assert chunks and all("usage" not in chunk for chunk in chunks)
 
 
 def test_completion_stream_of_several_prompts(server):
