@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Annotated
 
 import typer
@@ -35,4 +36,6 @@ def serve(
     # LABKIT_ENVIRONMENT=production, which needs a key of one's own, is the server's to look at.
     from labkit.server.serve import run
 
-    raise typer.Exit(run(model, engine, server))
+    status = run(model, engine, server)
+    gc.freeze()  # all is put away: without this, Python looks through everything once more before it ends
+    raise typer.Exit(status)
