@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Annotated
 
 import typer
@@ -36,6 +35,4 @@ def serve(
     # LABKIT_ENVIRONMENT=production, which needs a key of one's own, is the server's to look at.
     from labkit.server.serve import run
 
-    status = run(model, engine, server)
-    gc.freeze()  # all is put away: without this, Python looks through everything once more before it ends
-    raise typer.Exit(status)
+    raise typer.Exit(run(model, engine, server))
