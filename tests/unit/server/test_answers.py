@@ -62,6 +62,18 @@ def test_chat_stream(server):
         assert mine[-1]["delta"] == {} and mine[-1]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("at_end", [False, True])
+def test_a_stream_counts_in_every_chunk_if_asked(server, at_end):
+    options = {"continuous_usage_stats": True, "include_usage": at_end}
+    chunks = events(server.complete(max_tokens=3, stream=True, stream_options=options))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[0] in (1, 2) and counts[-1] == 3
+    for chunk in chunks:
+        used = chunk["usage"]
+        assert used["prompt_tokens"] == 5 and used["total_tokens"] == 5 + used["completion_tokens"]
+    assert [chunk["choices"] == [] for chunk in chunks].count(True) == at_end
+
+
 def test_completion_stream_of_several_prompts(server):
     chunks = events(server.complete(prompt=["a", "bc"], n=2, max_tokens=3, stream=True))
     texts = ["", "", "", ""]

@@ -70,6 +70,7 @@ def test_an_event_stands_for_itself(server):
     with server.http.stream("GET", "/dashboard/events") as reply:
         one = next(events(reply))
     assert one["state"] == "running" and one["tokens_out"] == 5
+    assert one["chat"] is True, "the model has a chat template"
     assert one["ttft"]["count"] == 1 and one["gap"]["count"] == 4 and one["gap"]["p50"] <= one["gap"]["p95"]
     assert one["settings"]["policy"] == "fcfs" and one["most"]["max_num_seqs"] == 256
     assert one["machine"]["gpu"] is None and one["machine"]["process"] == {"cpu_cores": None, "memory_bytes": None}
