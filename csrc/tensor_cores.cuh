@@ -72,6 +72,21 @@ __device__ inline void wait_for_copies() {
 #endif
 }
 
+// sums [16, 8] += A [16, 16] B [16, 8]: lane l has rows 2 (l % 4), + 1 of B's column l / 4 in b0, rows + 8 in b1.
+#define LABKIT_MMA(TYPE)                                                                                             \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, " \
+                 "{%0,%1,%2,%3};"                                                                                    \
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                        \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+
+template <typename T>
+__device__ inline void mma(float* sums, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    if constexpr (std::is_same_v<T, __half>)
+        LABKIT_MMA("f16");
+    else
+        LABKIT_MMA("bf16");
+}
+
 #if LABKIT_WGMMA
 
 #define LABKIT_8(x, i) x(i), x(i + 1), x(i + 2), x(i + 3), x(i + 4), x(i + 5), x(i + 6), x(i + 7)
@@ -131,20 +146,6 @@ __device__ inline void load_matrices(uint32_t (&m)[4], uint32_t row) {
                      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                      : "r"(row)
                      : "memory");
-}
-
-#define LABKIT_MMA(TYPE)                                                                                             \
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, " \
-                 "{%0,%1,%2,%3};"                                                                                    \
-                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                        \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
-
-template <typename T>
-__device__ inline void mma(float* sums, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    if constexpr (std::is_same_v<T, __half>)
-        LABKIT_MMA("f16");
-    else
-        LABKIT_MMA("bf16");
 }
 
 #endif

@@ -193,13 +193,17 @@ def _fallbacks(device: torch.device) -> list[Fact]:
     ]
     if device.type == "cpu" and chosen != "cpp":
         facts.append(("  not cpp", str(native.missing())))
-    if chosen != "triton":
+    if device.type == "cuda" and chosen == "triton":
+        facts.append(("  not CUDA C++ for few rows", str(backend.without_few_rows(device, dtype))))
+    if chosen not in ("triton", backend.FASTEST):
         facts.append(("  not triton", str(backend.unavailable("triton", device))))
     reason = backend.unavailable("cuda", device)
     facts.append(
         (
             "kernels cuda",
-            f"refused: {reason}" if reason else "RMSNorm and prompt attention in CUDA C++, the rest Triton's",
+            f"refused: {reason}"
+            if reason
+            else "products for few rows, RMSNorm and prompt attention in CUDA C++, the rest Triton's",
         )
     )
     if device.type == "cpu":

@@ -234,7 +234,9 @@ def linear_cases(device: torch.device) -> Iterator[Case]:
         "llama down": (2048, 8192),
         "llama lm_head": (128256, 2048),
     }
+    in_cuda = backend.without_few_rows(device) is None
     for (name, (outputs, width)), rows in itertools.product(layers.items(), (1, 2, 4, 8)):
+        few_rows = cuda.few_rows if in_cuda else linear.few_rows
 
         def inputs(outputs: int = outputs, width: int = width, rows: int = rows) -> tuple[Tensor, ...]:
             weight = torch.randn(outputs, width, device=device, dtype=torch.float32).to(dtype)
@@ -242,12 +244,12 @@ def linear_cases(device: torch.device) -> Iterator[Case]:
 
         size = (outputs * width + rows * (width + outputs)) * dtype.itemsize
         yield Case(
-            f"linear {name}",
+            f"linear {name}{', CUDA C++' if in_cuda and rows > 2 else ''}",
             f"{rows} rows",
             dtype,
             size,
             inputs,
-            linear.gemv if rows <= 2 else linear.few_rows,
+            linear.gemv if rows <= 2 else few_rows,
             functional.linear,
             "cuBLAS",
         )

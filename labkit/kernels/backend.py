@@ -1,8 +1,8 @@
 """Devices, number formats and kernel backends: what this machine can run, and what is picked.
 
 An operation has up to four versions: ``torch`` (the reference that defines it, on any device), ``triton``, ``cuda``
-(CUDA C++: RMSNorm, add+RMSNorm and the attention of prompts; the others are Triton's then) and ``cpp``, what "auto"
-means for float32 on a CPU with a C++ compiler.
+(CUDA C++: products for few rows, RMSNorm and the attention of prompts; the others are Triton's then) and ``cpp``, what
+"auto" means for float32 on a CPU with a C++ compiler. On a GPU "auto" is Triton with the products of CUDA C++.
 
 The function that everybody calls picks: it asks `on_cpp`, `on_cuda` and `on_triton`, hands over to the first that says
 yes, and is itself the ``torch`` version. So a lesson that replaces the function replaces all of them.
@@ -20,6 +20,7 @@ from labkit.kernels import cuda, native
 from labkit.kernels.jit import interpreted, triton
 
 BACKENDS = ("torch", "triton", "cuda")
+FASTEST = "triton + cuda"  # Triton, with products for few rows in CUDA C++: cannot be forced
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 BFLOAT16_SINCE = (8, 0)  # compute capability (Ampere); older GPUs only emulate it, slowly
 TRITON_SINCE = (7, 5)  # compute capability (Turing)
@@ -127,7 +128,8 @@ def unavailable(
 def choose(kernels: str, device: torch.device, dtype: torch.dtype | None = None, head_dim: int | None = None) -> str:
     """The backend that `kernels` of the configuration means on this device.
 
-    `auto` is triton on a GPU that it can run on; on a CPU cpp for float32 if it can be built; otherwise torch.
+    `auto` is triton on a GPU that it can run on, with the products of CUDA C++ if they can be built; on a CPU cpp for
+    float32 if it can be built; otherwise torch.
 
     Raises:
         KernelError: a backend is forced that cannot run here, with the reason.
@@ -136,7 +138,9 @@ def choose(kernels: str, device: torch.device, dtype: torch.dtype | None = None,
         if device.type == "cpu" and dtype == torch.float32 and native.missing() is None:
             return "cpp"
         on_gpu = device.type == "cuda" and unavailable("triton", device, dtype, head_dim) is None
-        return "triton" if on_gpu else "torch"
+        if not on_gpu:
+            return "torch"
+        return "triton" if without_few_rows(device, dtype) else FASTEST
     if kernels not in BACKENDS:
         raise KernelError(f"kernels is {kernels!r}; it can be auto, {', '.join(BACKENDS)}")
     reason = unavailable(kernels, device, dtype, head_dim)
@@ -145,13 +149,22 @@ def choose(kernels: str, device: torch.device, dtype: torch.dtype | None = None,
     return kernels
 
 
+def without_few_rows(device: torch.device, dtype: torch.dtype | None = None) -> str | None:
+    """Why the products for few rows in CUDA C++ cannot run on a GPU; None if they can."""
+    known = facts(device)
+    assert known.capability is not None
+    if dtype == torch.float32:
+        return "they take float16 and bfloat16"
+    return cuda.unavailable(known.capability, known.name)
+
+
 def check_invariant(name: str, device: torch.device, dtype: torch.dtype) -> None:
     """Whether results can be made independent of the batch, with the version that `choose` gave.
 
     Raises:
         KernelError: they cannot, with the reason.
     """
-    if name != "triton" and (device.type != "cpu" or dtype != torch.float32):
+    if name not in ("triton", FASTEST) and (device.type != "cpu" or dtype != torch.float32):
         kind = str(dtype).removeprefix("torch.")
         raise KernelError(
             f"batch_invariant is true, but with kernels {name!r} and {kind} on {device.type} the matrix products are a "
@@ -177,7 +190,12 @@ def on_cuda() -> bool:
 
 def on_triton() -> bool:
     """Whether an operation goes to Triton; with "cuda" those do that have no version in CUDA C++."""
-    return current in ("triton", "cuda")
+    return current in ("triton", "cuda", FASTEST)
+
+
+def few_rows_on_cuda() -> bool:
+    """Whether products for few rows go to CUDA C++. What may not depend on the number of rows does not."""
+    return current in ("cuda", FASTEST) and not invariant
 
 
 def has_tensor_cores(device: torch.device) -> bool:

@@ -1,8 +1,9 @@
-"""The CUDA C++ operations of csrc/: RMSNorm and the attention of prompts, built for this GPU on first use.
+"""The CUDA C++ operations of csrc/: products for few rows, RMSNorm and the attention of prompts, built on first use.
 
-`kernels="cuda"` means these two (with add+RMSNorm), and Triton's kernels for everything that has no version in CUDA
-C++: decode attention, QK-norm with RoPE and KV store, SiLU × mul, linears for few rows, sampling. Inputs that a kernel
-does not take are refused with a KernelError; nothing else is run instead.
+Products for few rows are the fastest there are, and "auto" takes them. `kernels="cuda"` means them and the other two,
+and Triton's kernels for everything that has no version in CUDA C++: decode attention, QK-norm with RoPE and KV store,
+SiLU × mul, sampling. Inputs that norms and attention do not take are refused with a KernelError; nothing else is run
+instead.
 
 Nothing here waits for the GPU, and all of it can be captured in a CUDA graph.
 """
@@ -22,17 +23,19 @@ from labkit.kernels import build
 if TYPE_CHECKING:
     from labkit.kernels.prefill_attention import Prompts
 
-SOURCES = ("rms_norm.cu", "flash_attention.cu")
+SOURCES = ("rms_norm.cu", "flash_attention.cu", "few_rows.cu")
 FLAGS = ("-O3", "-std=c++17")
 CAPABILITY = (8, 0)  # the oldest that it runs on: Ampere, with bfloat16 and copies to shared memory on their own
 HOPPER = (9, 0)  # whose own tensor core instructions it uses
 HEAD_DIMS = (64, 128)
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as csrc/rms_norm.cu numbers them
+FEW_ROWS = range(3, 9)  # csrc/few_rows.cu takes 1 to 8; of fewer Triton's kernels are faster
 FLASH_ROWS = 128  # tokens × query heads of a group in a tile; csrc/flash_attention.cu's ROWS
 MAX_WIDTH, MAX_UNALIGNED_WIDTH = 16384, 8192
 POINTER, SIZE, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 FUNCTIONS = {
     "labkit_rms_norm": (*[POINTER] * 4, *[SIZE] * 6, FLOAT, SIZE, POINTER),
+    "labkit_few_rows": (*[POINTER] * 6, *[SIZE] * 5, FLOAT, *[SIZE] * 3, POINTER),
     "labkit_flash_attention": (*[POINTER] * 8, ctypes.POINTER(SIZE), *[SIZE] * 7, POINTER),
 }
 
@@ -122,6 +125,59 @@ def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps: 
     pointers = (x.data_ptr(), None if residual is None else residual.data_ptr(), weight.data_ptr(), out.data_ptr())
     sizes = (out.numel() // width, heads, *steps, width)
     _call("labkit_rms_norm", x.device, *pointers, *sizes, eps, DTYPES[x.dtype])
+
+
+def takes_few_rows(x: Tensor, weight: Tensor, norm: Tensor | None = None) -> bool:
+    """Whether `few_rows` can compute this: FEW_ROWS rows of 16-bit numbers, all at multiples of 16 bytes.
+
+    With a norm only bfloat16: x × weight, before it is scaled, may be too large for float16.
+    """
+    width = x.shape[1]
+    if norm is not None and width > MAX_WIDTH:
+        return False  # it waits in shared memory
+    aligned = width % 8 == 0 and x.stride(0) % 8 == 0 and x.stride(1) == 1 and weight.is_contiguous()
+    return (
+        x.device.type == "cuda"
+        and x.shape[0] in FEW_ROWS
+        and x.dtype == weight.dtype
+        and x.dtype in ((torch.float16, torch.bfloat16) if norm is None else (torch.bfloat16,))
+        and aligned
+        and all(tensor.data_ptr() % 16 == 0 for tensor in (x, weight, *([] if norm is None else [norm])))
+    )
+
+
+def few_rows(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """residual + silu_mul(rms_norm(x) Wᵀ + b), of which all but the product may be missing.
+
+    Args:
+        x: [T, I] that `takes_few_rows`
+        weight: [O, I]; gated: the gate's O/2 rows, then up's
+        bias: [O]; a gated product has none
+        norm: [I], the norm's weight; None: x as it is
+        gated: SiLU × mul comes after the product
+        residual: [T, O], not changed; None: nothing is added
+
+    Returns:
+        [T, O], gated [T, O/2]
+    """
+    rows, width = x.shape
+    outputs = weight.shape[0] // 2 if gated else weight.shape[0]
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    tensors = (x, norm, weight, bias, residual, out)
+    pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    steps = (x.stride(0), 0 if residual is None else residual.stride(0))
+    early = torch.cuda.get_device_capability(x.device) >= HOPPER
+    kinds = (gated, x.dtype == torch.bfloat16, early)
+    _call("labkit_few_rows", x.device, *pointers, *steps, rows, width, outputs, eps, *kinds)
+    return out
 
 
 def flash_attention(

@@ -14,16 +14,17 @@ With hundreds of rows W Xᵀ is still ahead by up to a tenth, but its result lie
 is taken only for who asks for it with `any_layout`.
 
 On a GPU cuBLAS pads a few rows to a larger tile, and leaves the memory idle at both ends of each kernel. `gemv` (up to
-2 rows) and `few_rows` (up to 16, on tensor cores) have their weights on the way while the kernel in front still runs;
-with many weights cuBLAS catches up. Microseconds on an H200, bfloat16, for layers of Qwen3-0.6B:
+2 rows), `cuda.few_rows` (3 to 8, where it can be built) and `few_rows` (up to 16, else) have their weights on the way
+while the kernel in front still runs; with many weights cuBLAS catches up. Microseconds on an H200, bfloat16, for layers
+of Qwen3-0.6B:
 
-                                rows 1                  rows 4                            rows 8
-    weights, millions        gemv   cuBLAS     gemv   few_rows   cuBLAS         gemv   few_rows   cuBLAS
-    output      2.1           2.6     12.8      4.0        3.7      8.6          8.4        4.2      5.8
-    down        3.1           3.2      7.6      5.7        6.1      7.7         11.9        6.2      7.7
-    qkv         4.2           2.8      4.8      4.8        4.2      5.2          7.4        4.6      5.1
-    gate, up    6.3           3.5      6.0      8.5        5.5      5.9         13.9        5.7      5.8
-    lm_head   156              70       78       96        121       76          161        127       77
+                                rows 1                       rows 4                                 rows 8
+    weights, millions        gemv   cuBLAS     cuda.few_rows   few_rows   cuBLAS      cuda.few_rows   few_rows   cuBLAS
+    output      2.1           2.6     12.9               2.9        3.7      8.5                3.0        4.2      5.8
+    down        3.1           3.3      7.7               3.4        6.1      7.7                3.6        6.2      7.7
+    qkv         4.2           2.8      5.2               3.7        4.2      5.2                3.8        4.6      5.1
+    gate, up    6.3           3.5      6.0               4.4        5.5      5.9                4.8        5.8      5.8
+    lm_head   156              69       75                84        121       77                 86        125       78
 
 Letters: T rows, I inputs, O outputs.
 """
@@ -36,7 +37,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from labkit.kernels import backend, native
+from labkit.kernels import backend, cuda, native
 from labkit.kernels.invariant_linear import invariant_linear
 from labkit.kernels.jit import jit, tl, triton
 from labkit.kernels.launch import dependent
@@ -66,6 +67,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, any_layout: bo
     rows = x.shape[0]
     if rows in CPP_ROWS and backend.on_cpp(x, weight):
         return native.linear(x, weight, bias)
+    if backend.few_rows_on_cuda() and cuda.takes_few_rows(x, weight):
+        return cuda.few_rows(x, weight, bias)
     if backend.on_triton():  # whose other kernels want rows
         return (invariant_linear if backend.invariant else _on_gpu(x, weight))(x, weight, bias)
     if x.device.type != "cpu" or not (rows in FEW_ROWS or (any_layout and rows > 1)):
@@ -73,6 +76,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, any_layout: bo
     if bias is None:
         return torch.mm(weight, x.t()).t()
     return torch.addmm(bias.unsqueeze(1), weight, x.t()).t()
+
+
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor, any_layout: bool = False) -> tuple[Tensor | None, Tensor]:
+    """How each half of a layer ends: a product that belongs into the residual stream.
+
+    Args:
+        x: [T, I]
+        weight: [E, I]
+        residual: [T, E], the stream so far
+        any_layout: as for `linear`
+
+    Returns:
+        (None, the stream with the product in it) where one kernel does both; else (the product, the stream as it was):
+        then `norm_linear` adds them, in its own pass over both.
+    """
+    if backend.few_rows_on_cuda() and cuda.takes_few_rows(x, weight):
+        return None, cuda.few_rows(x, weight, residual=residual)
+    return linear(x, weight, any_layout=any_layout), residual
 
 
 def _on_gpu(x: Tensor, weight: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:

@@ -3,8 +3,9 @@
     residual += x
     out       = rms_norm(residual) Wᵀ + b            or, gated, silu_mul of that
 
-The definition is these operations one after the other. With one or two rows on a GPU they are a single kernel. Nothing
-is computed faster by that, but a decode step of one sequence is some hundred kernels, and each begins and ends with a
+The definition is these operations one after the other. With one or two rows on a GPU they are a single kernel here,
+with three to eight one in csrc/few_rows.cu, which has the addition at the end of the product before. Nothing is
+computed faster by that, but a decode step of one sequence is some hundred kernels, and each begins and ends with a
 microsecond in which the memory has little to do. Every program adds and normalises the whole row again: it has to read
 the row anyway, and 132 multiprocessors do in the same time what one would. Only the first writes the sum down.
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from labkit.kernels import activation, backend, linear, rms_norm
+from labkit.kernels import activation, backend, cuda, linear, rms_norm
 from labkit.kernels.jit import jit, tl, triton
 from labkit.kernels.launch import dependent
 from labkit.kernels.tiles import power_of_two
@@ -37,7 +38,7 @@ def norm_linear(
     """Adds a block's output to the residual stream, and begins the next block.
 
     Args:
-        x: [T, E], what the block put out; None in front of the first
+        x: [T, E], what the block put out; None: it is in the stream already (`linear_add`), or there was none
         residual: [T, E], the stream so far. May be overwritten.
         norm: [E], the norm's weight
         weight: [O, E]; gated: the gate's F rows, then up's
@@ -47,6 +48,8 @@ def norm_linear(
     Returns:
         ([T, O], gated [T, F]; for few rows on a CPU it may be a transposed view. The stream with x in it, [T, E].)
     """
+    if x is None and backend.few_rows_on_cuda() and cuda.takes_few_rows(residual, weight, norm):
+        return cuda.few_rows(residual, weight, bias, norm, eps, gated), residual
     if _is_fused(residual, weight):
         return norm_linear_triton(x, residual, norm, eps, weight, bias, gated)
     if x is None:
@@ -61,7 +64,7 @@ def _is_fused(residual: Tensor, weight: Tensor) -> bool:
     """With more rows cuBLAS or tensor cores do the product, and a batch-invariant one is the same for any number."""
     rows, width = residual.shape
     return (
-        backend.current == "triton"
+        backend.current in ("triton", backend.FASTEST)
         and not backend.invariant
         and residual.is_cuda  # Triton's interpreter would take minutes
         and 0 < rows <= linear.GEMV_ROWS

@@ -72,7 +72,7 @@ class Decoder:
         self.prefill_tile: tiles.PrefillTile | None = None
         if self.backend == "cuda":
             self.prefill_tile = tiles.CUDA_TILE
-        elif self.backend == "triton":
+        elif self.fused:
             group = config.num_heads // config.num_kv_heads
             self.prefill_tile = tiles.prefill_tile(weights.embedding.dtype, config.head_dim, group, device)
         self.cos_sin = rope.rope_table(config.rope, config.head_dim, max_model_len, device)
@@ -80,7 +80,7 @@ class Decoder:
     @property
     def fused(self) -> bool:
         """Whether its operations are the GPU's fused kernels, which wait for nobody: a CUDA graph can hold them."""
-        return self.backend in ("triton", "cuda")
+        return self.backend in ("triton", "cuda", backend.FASTEST)
 
     def select_backend(self) -> None:
         """Operations that are called from now on are this model's."""
@@ -101,12 +101,14 @@ class Decoder:
         x: Tensor | None = None  # what the last block put out, not yet in the residual stream
         for index, layer in enumerate(self.weights.layers):
             qkv, residual = norm_linear.norm_linear(x, residual, layer.input_norm, eps, layer.qkv, layer.qkv_bias)
-            x = linear.linear(self._attention(qkv, layer, index, batch, kv_cache[index]), layer.output)
+            attended = self._attention(qkv, layer, index, batch, kv_cache[index])
+            x, residual = linear.linear_add(attended, layer.output, residual)
             mlp, residual = norm_linear.norm_linear(
                 x, residual, layer.post_attention_norm, eps, layer.gate_up, gated=True
             )
-            x = linear.linear(mlp, layer.down, any_layout=True)
-        assert x is not None  # a model has layers
+            x, residual = linear.linear_add(mlp, layer.down, residual, any_layout=True)
+        if x is None:
+            return rms_norm.rms_norm(residual, self.weights.norm, eps)
         return rms_norm.add_rms_norm(x, residual, self.weights.norm, eps)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:

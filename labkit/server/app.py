@@ -100,16 +100,19 @@ def _add_generation(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
+        """Continue a conversation; whole, or as server-sent events."""
         return await generate(request, ChatRequest)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
+        """Continue texts or token ids, one or several; whole, or as server-sent events."""
         return await generate(request, CompletionRequest)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
+        """The token ids of a prompt, or of messages as the model reads them."""
         wish = await read(request, TokenizeRequest, service.config.max_body_bytes)
         service.check_model(wish.model)
         limits, tokenizer = service.loaded.limits, service.loaded.tokenizer
@@ -121,6 +124,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
+        """The text of token ids."""
         wish = await read(request, DetokenizeRequest, service.config.max_body_bytes)
         service.check_model(wish.model)
         return json_response({"prompt": await asyncio.to_thread(service.detokenize, wish.tokens)})
@@ -138,10 +142,12 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> Response:
+        """The model that is served, in a list of one."""
         return json_response({"object": "list", "data": [card()]})
 
     @app.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> Response:
+        """The model that is served."""
         if model_id != service.name:
             raise model_not_found(model_id, service.name)
         return json_response(card())
@@ -150,28 +156,33 @@ def _add_models(app: FastAPI, service: Service) -> None:
 def _add_operations(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> Response:
+        """200 while the process lives and the engine steps, else 503."""
         trouble = service.engine.trouble
         return json_response({"status": trouble or "ok"}, 200 if trouble is None else 503)
 
     @app.get("/ready")
     async def ready() -> Response:
+        """200 once the model is loaded and while new requests are taken, else 503."""
         return json_response({"ready": service.ready}, 200 if service.ready else 503)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return docs_page()
+        return docs_page(app.openapi())
 
     @app.get("/version")
     async def version() -> Response:
+        """The version of labkit."""
         return json_response({"version": labkit.__version__})
 
     @app.get("/metrics")
     async def metrics() -> Response:
+        """Counters, gauges and histograms, as Prometheus reads them."""
         return Response(service.engine.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_dashboard(app: FastAPI, service: Service) -> None:
     async def page(request: Request) -> Response:
+        """The live page. It asks for a key, and holds no data before."""
         return PAGES[request.scope["path"]].response()
 
     for path in PAGES:

@@ -95,7 +95,8 @@ class Completion:
             finished = generation.finished
             for choice in choices:
                 shapes.extend(self._news(choice))
-            data = [head + encode(shape) + b"]}\n\n" for shape in shapes]
+            so_far = b',"usage":' + encode(usage(generation.outputs)) if self._request.wants_usage_in_chunks else b""
+            data = [head + encode(shape) + b"]" + so_far + b"}\n\n" for shape in shapes]
             shapes.clear()
             if finished and self._request.wants_usage:
                 data.append(event(frame | {"usage": usage(generation.outputs)}))

@@ -61,6 +61,8 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._cancel_head()
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD:
+            raise ValueError("it came whole, but too long")  # ends the parser; uvicorn answers 400
         self._in_body = True
         super().on_headers_complete()
         self._unanswered = [cycle for cycle in self._unanswered if not cycle.response_complete] + [self.cycle]

@@ -8,6 +8,7 @@ Standard input is a lifeline: when the HTTP process goes, however it goes, it is
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import traceback
@@ -15,6 +16,7 @@ import traceback
 import zmq
 
 from labkit.engine.core import EngineCore
+from labkit.engine.picture import MOST_EVENTS
 from labkit.engine.request import Delta, EngineRequest, StepReport
 from labkit.engine.settings import Settings
 from labkit.engine.trace import Trace
@@ -69,9 +71,10 @@ class EngineLoop:
                 report = self.core.step()
             elif news:
                 report = StepReport([])  # nothing to compute, but the numbers have changed
-                self.core.trace.flush()
             else:
                 continue
+            if not self.core.has_work():
+                self.core.trace.flush()  # before the last answer goes out: who has it finds all of the trace
             report.deltas[:0] = self._refused
             self._refused.clear()
             self.send(Steps(report, self.core.stats(), self._received))
@@ -162,8 +165,12 @@ def _wait(socket: zmq.Socket[bytes], lifeline: int) -> bool:
 
 
 def _load(launch: Launch) -> EngineCore:
-    return EngineCore(launch.model, launch.config, Trace(launch.trace), launch.quiet)
+    # Here only the picture reads events from memory, and only the last; a longer trace would fill up for minutes.
+    trace = Trace(launch.trace, keep=MOST_EVENTS)
+    return EngineCore(launch.model, launch.config, trace, launch.quiet)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    status = main(sys.argv[1])
+    sys.stderr.flush()
+    os._exit(status)  # all is put away; Python would spend half a second on taking its modules apart

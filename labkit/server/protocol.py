@@ -84,6 +84,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's; guidellm asks for it
 
 
 class GenerationRequest(Strict):
@@ -126,6 +127,11 @@ class GenerationRequest(Strict):
     @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_usage_in_chunks(self) -> bool:
+        """As in vLLM, a word about how usage is told: without include_usage there is none."""
+        return self.stream_options is not None and self.wants_usage and self.stream_options.continuous_usage_stats
 
     def _sampling(self, **fields: Any) -> SamplingParams:
         """The engine's parameters: the fields that have the same name there, and `fields`."""

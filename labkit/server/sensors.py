@@ -5,6 +5,7 @@ What cannot be measured is None, never 0.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -117,6 +118,13 @@ class GpuSensor:
             return question(self._nvml, self._card)
         except self._errors:
             return None
+
+
+class TaskMetrics(Collector):
+    """For /metrics, asked for in the event loop: a request has some tasks, and leaves none."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("labkit_asyncio_tasks", "Tasks of the server's event loop", len(asyncio.all_tasks()))
 
 
 class GpuMetrics(Collector):

@@ -25,7 +25,7 @@ from labkit.server.generation import Generation
 from labkit.server.messages import Launch
 from labkit.server.protocol import ChatRequest, CompletionRequest, Message, TokenizeRequest, engine_params
 from labkit.server.security import RateLimiter
-from labkit.server.sensors import GpuMetrics, GpuSensor
+from labkit.server.sensors import GpuMetrics, GpuSensor, TaskMetrics
 from labkit.server.spans import Spans
 from labkit.server.watch import Watch
 
@@ -83,6 +83,7 @@ class Service:
         self.name = config.served_model_name or model
         self.created = int(time.time())
         self.engine = EngineClient()
+        self.engine.metrics.registry.register(TaskMetrics())
         self.spans = Spans(config.otlp_endpoint)
         self.rate_limiter = RateLimiter(config.rate_limit, config.rate_burst)
         self.draining = False

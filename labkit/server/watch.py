@@ -82,6 +82,7 @@ class Watch:
             **dataclasses.asdict(looked.stats),
             "ttft": engine.metrics.recent_ttft.percentiles(now),
             "gap": engine.metrics.recent_gaps.percentiles(now),
+            "chat": service.loaded.tokenizer.chat_template.source is not None,
             "block_size": engine.config.block_size,
             "speculative": engine.config.speculative is not None,
             "settings": looked.settings,

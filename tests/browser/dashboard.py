@@ -70,6 +70,7 @@ def made_up(**fields: Any) -> dict[str, Any]:
         "model": "<b>made up</b>",
         "time": 1e9,
         "state": "running",
+        "chat": True,
         "block_size": 16,
         "speculative": False,
         "ttft": None,

@@ -58,6 +58,19 @@ def test_what_is_injected_does_not_run(browser_page: Any, served: Served) -> Non
     assert any("Content Security Policy" in error for error in browser_page.errors)
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_docs_are_a_page_without_a_network(browser_page: Any, served: Served, width: int) -> None:
+    asked: list[str] = []
+    browser_page.on("request", lambda request: asked.append(request.url))
+    browser_page.set_viewport_size({"width": width, "height": 844})
+    browser_page.goto(served.url.replace("/dashboard", "/docs"))
+    assert browser_page.locator("tr", has_text="top_logprobs").is_visible()
+    assert browser_page.evaluate("document.documentElement.scrollWidth") <= width
+    assert contrast(browser_page, ".docs a") >= 4.5 and contrast(browser_page, ".docs td") >= 4.5
+    assert len(asked) >= 3 and all(url.startswith(served.handle.url) for url in asked)
+    assert browser_page.errors == []
+
+
 # ------------------------------------------------------------------------------------- the numbers
 
 

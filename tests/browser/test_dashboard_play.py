@@ -8,12 +8,30 @@ from typing import Any
 
 import pytest
 
-from tests.browser.dashboard import Served, wait_for
+from tests.browser.dashboard import Served, feed, made_up, wait_for
 
 pytestmark = pytest.mark.browser
 
 
 # ------------------------------------------------------------------------------------- the playground
+
+
+def test_chat_is_the_default_where_the_model_can(page: Any) -> None:
+    assert page.locator("#api").input_value() == "chat"
+    told = page.locator("#prompt").input_value()
+    page.select_option("#api", "text")
+    continued = page.locator("#prompt").input_value()
+    assert told and continued and told != continued, "each has a prompt of its own"
+    page.fill("#prompt", "Of my own")
+    page.select_option("#api", "chat")
+    assert page.locator("#prompt").input_value() == "Of my own"
+
+
+def test_a_model_without_a_chat_template_continues_text(browser_page: Any, served: Served) -> None:
+    feed(browser_page, served, made_up(chat=False))
+    wait_for(browser_page, "document.querySelector('#api').value === 'text'")
+    assert browser_page.locator("#api option[value=chat]").is_disabled()
+    assert browser_page.locator("#prompt").input_value().startswith("Once upon a time")
 
 
 def test_an_answer_and_what_else_was_likely(page: Any) -> None:

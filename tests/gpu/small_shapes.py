@@ -18,6 +18,12 @@ def cuda_operations(dtype: torch.dtype, head_dim: int) -> None:
     x, weight = torch.randn(5, 1003, dtype=dtype), torch.randn(1003, dtype=dtype)
     cuda.rms_norm(x, weight, 1e-6)
     cuda.add_rms_norm(x[:, :1000], x[:, 1:1001].contiguous(), weight[:1000], 1e-6)
+    for outputs, width, rows in ((5, 40, 8), (33, 1000, 3), (16, 4200, 1)):
+        x, weight = torch.randn(rows, width, dtype=dtype), torch.randn(2 * outputs, width, dtype=dtype)
+        norm = torch.randn(width, dtype=dtype) if dtype == torch.bfloat16 else None
+        cuda.few_rows(x, weight, weight[:, 0].contiguous(), norm, 1e-6)
+        cuda.few_rows(x, weight, norm=norm, eps=1e-6, gated=True)
+        cuda.few_rows(x, weight[:outputs], residual=torch.randn(rows, outputs + 3, dtype=dtype)[:, :outputs])
     pool = torch.randn(2, 9, 16, 2, head_dim, dtype=dtype)
     lengths, starts = torch.tensor([70, 0, 17], dtype=torch.int32), torch.tensor([0, 0, 30], dtype=torch.int32)
     tables = torch.arange(9, dtype=torch.int32).view(3, 3).repeat(1, 2)

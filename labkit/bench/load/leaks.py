@@ -1,4 +1,4 @@
-"""Whether a server's memory, files, threads and blocks are as many after a crowd as before it."""
+"""Whether a server's memory, files, threads, tasks and blocks are as many after a crowd as before it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROWTH = 0.03  # of the memory after the warm-up that may still come, …
 GROWTH_BYTES = 16 << 20  # … or so much: an allocator keeps some pages
 # Zero when nobody is served. Not every server tells all of them.
 IDLE_GAUGES = ("labkit_num_requests_running", "labkit_num_requests_waiting", "labkit_kv_cache_usage_ratio")
-NOT_TOLD = "not measured: the server was not started here"
+TASKS = "labkit_asyncio_tasks"  # never zero: the server has some of its own
 
 
 class Watch:
@@ -61,8 +61,8 @@ class Watch:
             self.after = sample
 
     def _rests(self, sample: Sample) -> bool:
-        as_before = self.before is None or sample.fds <= self.before.fds
-        return as_before and not any(sample.gauges.values())
+        before = self.before or sample
+        return sample.fds <= before.fds and sample.tasks <= before.tasks and not any(sample.gauges.values())
 
     def look(self) -> Sample:
         family = self._server.family() if isinstance(self._server, Server) else []
@@ -73,22 +73,25 @@ class Watch:
                 fds += process.num_fds()
                 threads += process.num_threads()
         gauges = gauges_of(self._server.metrics())
-        return Sample(round(time.monotonic() - self._began, 2), len(family), rss, fds, threads, gauges)
+        tasks = round(gauges.pop(TASKS, 0))
+        return Sample(round(time.monotonic() - self._began, 2), len(family), rss, fds, threads, gauges, tasks)
 
 
 def gauges_of(metrics: str) -> dict[str, float]:
-    """Those of IDLE_GAUGES that are there."""
+    """Those of IDLE_GAUGES that are there, and TASKS."""
     families = text_string_to_metric_families(metrics)
-    return {f.name: sum(s.value for s in f.samples) for f in families if f.name in IDLE_GAUGES}
+    return {f.name: sum(s.value for s in f.samples) for f in families if f.name in (*IDLE_GAUGES, TASKS)}
 
 
 def judge(watch: Watch) -> list[Check]:
-    """Blocks and requests, files, threads, memory."""
+    """Blocks and requests, tasks, files, threads, memory."""
     before, after = watch.before, watch.after
     assert before is not None and after is not None
     left = {name: value for name, value in after.gauges.items() if value}
     told = ", ".join(f"{name} {value:g}" for name, value in (left or after.gauges).items())
     checks = [Check("no block and no request is left", bool(after.gauges) and not left, told or "it has no gauges")]
+    if before.tasks:
+        checks.append(_no_more("tasks of the event loop are as many as before", before.tasks, after.tasks))
     if not before.processes:
         return checks
     checks.append(_no_more("file descriptors are as many as before", before.fds, after.fds))

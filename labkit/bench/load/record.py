@@ -151,6 +151,7 @@ class Sample(msgspec.Struct, frozen=True):
     fds: int
     threads: int
     gauges: dict[str, float]
+    tasks: int = 0  # of its event loop; 0 where it does not tell
 
 
 class Check(msgspec.Struct, frozen=True):

@@ -53,6 +53,7 @@ function show(event) {
     ttft50: milliseconds(event.ttft?.p50), ttft95: milliseconds(event.ttft?.p95),
     gap50: milliseconds(event.gap?.p50), gap95: milliseconds(event.gap?.p95),
   });
+  playground.allow(event.chat);
   switches.show(event);
   showTiles(event, derived);
   $("machine-title").replaceChildren("Machine", Object.assign(document.createElement("small"), { textContent: event.machine?.gpu?.name ?? "" }));

@@ -47,7 +47,24 @@ export class Playground {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
     });
     this.field("stop").addEventListener("click", () => this.running?.abort());
+    this.field("api").addEventListener("change", () => this.suggest());
+    this.suggest();
     this.show(null);
+  }
+
+  /** A prompt that fits the choice, unless somebody has written another. */
+  suggest() {
+    const { options, selectedOptions } = this.field("api"), prompt = this.field("prompt");
+    if (["", ...[...options].map((option) => option.dataset.prompt)].includes(prompt.value)) prompt.value = selectedOptions[0].dataset.prompt;
+  }
+
+  /** A model without a chat template continues texts and does nothing else. */
+  allow(chat) {
+    const api = this.field("api"), option = api.querySelector("[value=chat]");
+    option.disabled = !chat;
+    if (chat || !option.selected) return;
+    api.value = "text";
+    this.suggest();
   }
 
   request(chat) {

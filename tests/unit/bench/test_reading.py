@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.bench.kernels import KernelRecord
-from labkit.bench.profile import ProfileRecord
 from labkit.bench.reading import markdown, read_record, tables, write_block
-from labkit.bench.record import Record, write_json
+from labkit.bench.record import write_json
 from labkit.errors import LabkitError
 from tests.unit.bench.samples import a_kernel_record, a_profile, a_record
 
@@ -39,7 +37,6 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
 def test_every_recorded_file_can_be_read(path: Path) -> None:
-    assert isinstance(read_record(path), Record | KernelRecord | ProfileRecord)
     assert f"Raw: `{path.as_posix()}`" in markdown(path)
 
 

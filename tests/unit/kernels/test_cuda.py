@@ -11,7 +11,7 @@ from torch import Tensor
 
 from labkit import doctor
 from labkit.errors import KernelError
-from labkit.kernels import backend, build, cuda, prefill_attention, rms_norm
+from labkit.kernels import backend, build, cuda, linear, norm_linear, prefill_attention, rms_norm
 from labkit.kernels.tiles import CUDA_TILE
 from labkit.paths import shipped
 
@@ -45,6 +45,9 @@ def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KernelError, match="kernels is 'cuda', but nvcc fell over; use"):
         backend.choose("cuda", GPU, torch.bfloat16, 128)
     assert backend.choose("auto", GPU, torch.bfloat16, 128) == "triton"
+    monkeypatch.setattr(cuda, "load", lambda capability: None)
+    assert backend.choose("auto", GPU, torch.bfloat16, 80) == backend.FASTEST
+    assert backend.choose("auto", GPU, torch.float32, 128) == backend.choose("triton", GPU, torch.bfloat16) == "triton"
 
 
 def test_without_nvcc(monkeypatch: pytest.MonkeyPatch, no_nvcc: None) -> None:
@@ -59,7 +62,7 @@ def test_the_doctor_says_what_cuda_means_and_why_not(monkeypatch: pytest.MonkeyP
     gpu(monkeypatch, "A100", AMPERE)
     assert dict(doctor._fallbacks(GPU))["kernels cuda"].startswith("refused: no CUDA compiler found")
     monkeypatch.setattr(cuda, "load", lambda capability: None)
-    assert dict(doctor._fallbacks(GPU))["kernels cuda"] == "RMSNorm and prompt attention in CUDA C++, the rest Triton's"
+    assert dict(doctor._fallbacks(GPU))["kernels cuda"].startswith("products for few rows, RMSNorm and")
 
 
 def test_operations_go_there_when_it_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +76,31 @@ def test_operations_go_there_when_it_is_current(monkeypatch: pytest.MonkeyPatch)
     rms_norm.add_rms_norm(x, x, x[0], 1e-6)
     assert calls == ["norm", "add"]
     assert backend.on_triton()  # what has no version in CUDA C++
+
+
+def test_products_of_a_layer_go_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The residual sum is in the product then, and the norm in the next one; what it does not take is done as ever."""
+    calls: list[str] = []
+
+    def few_rows(x: Tensor, weight: Tensor, *others: object, residual: Tensor | None = None) -> Tensor:
+        calls.append("add" if residual is not None else "norm" if len(others) > 1 else "plain")
+        return x.new_zeros(x.shape[0], weight.shape[0])
+
+    monkeypatch.setattr(cuda, "few_rows", few_rows)
+    monkeypatch.setattr(cuda, "takes_few_rows", lambda x, weight, norm=None: x.shape[0] == 4)
+    monkeypatch.setattr(linear, "_on_gpu", lambda x, weight: torch.nn.functional.linear)
+    weight, norm = torch.ones(8, 8), torch.ones(8)
+    for rows, name, invariant in ((4, backend.FASTEST, False), (4, "cuda", False), (9, backend.FASTEST, False)):
+        backend.use(name, invariant)
+        stream = torch.ones(rows, 8)
+        x, added = linear.linear_add(stream, weight, stream)
+        assert (x is None) == (rows == 4) and (added is stream) == (rows != 4)
+        if rows == 4:
+            norm_linear.norm_linear(None, added, norm, 1e-6, weight)
+            linear.linear(added, weight)
+    assert calls == ["add", "norm", "plain"] * 2
+    backend.use(backend.FASTEST, True)
+    assert not backend.few_rows_on_cuda()
 
 
 def test_arguments_are_in_the_order_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +122,8 @@ def test_arguments_are_in_the_order_of_the_source(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cuda, "_call", lambda name, device, *arguments: calls.setdefault(name, arguments))
     x = torch.ones(2, 8)
     cuda.add_rms_norm(x, x, x[0], 1e-6)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    cuda.few_rows(x, torch.ones(6, 8), norm=x[0], eps=1e-6, gated=True, residual=x[:, :3])
     pool, ints = torch.zeros(2, 16, 2, 64, dtype=torch.float16), torch.ones(1, dtype=torch.int32)
     tables: Tensor = torch.zeros(1, 2, dtype=torch.int32)
     prompts = prefill_attention.make_prompts(CUDA_TILE, 2, 1, tables, ints, ints)

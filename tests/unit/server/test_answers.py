@@ -62,6 +62,24 @@ def test_chat_stream(server):
         assert mine[-1]["delta"] == {} and mine[-1]["finish_reason"] == "length"
 
 
+def test_a_stream_counts_in_every_chunk_if_asked(server):
+    server.core.seconds = 0.02  # a chunk a step, except where the server was kept from reading
+    options = {"continuous_usage_stats": True, "include_usage": True}
+    chunks = events(server.complete(max_tokens=3, stream=True, stream_options=options))
+    letters = 0  # of which each is a token
+    for chunk in chunks:
+        letters += sum(len(choice["text"]) for choice in chunk["choices"])
+        assert chunk["usage"] == {"prompt_tokens": 5, "completion_tokens": letters, "total_tokens": 5 + letters}
+    assert letters == 3
+    assert [chunk["choices"] == [] for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+@pytest.mark.parametrize("options", [{}, {"continuous_usage_stats": True}])
+def test_a_stream_that_is_not_asked_for_usage_has_none(server, options):
+    chunks = events(server.complete(max_tokens=3, stream=True, stream_options=options))
+    assert chunks and all("usage" not in chunk for chunk in chunks)
+
+
 def test_completion_stream_of_several_prompts(server):
     chunks = events(server.complete(prompt=["a", "bc"], n=2, max_tokens=3, stream=True))
     texts = ["", "", "", ""]

@@ -152,6 +152,25 @@ def test_a_client_that_goes_away_ends_its_request(serve, stream, cors):
     assert f'labkit_http_requests_total{{path="{TEXT}",status="499"}} 1.0' in server.http.get("/metrics").text
 
 
+def test_a_request_leaves_no_task(server):
+    def tasks():
+        (line,) = [x for x in server.http.get("/metrics").text.splitlines() if x.startswith("labkit_asyncio_tasks ")]
+        return float(line.split()[1])
+
+    before = tasks()
+    server.core.gate.clear()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.complete, max_tokens=1)
+        assert eventually(lambda: len(server.core.requests) == 1)
+        assert tasks() > before
+        server.core.gate.set()
+        server.process.wake()
+        assert answer.result().status_code == 200
+    with server.http.stream("POST", TEXT, json={"prompt": "a", "max_tokens": 60, "stream": True}) as reply:
+        next(reply.iter_raw())
+    assert eventually(lambda: tasks() == before)
+
+
 def test_a_stream_that_is_closed_in_the_middle_ends_its_request(server):
     with server.http.stream("POST", TEXT, json={"prompt": "a", "max_tokens": 60, "stream": True}) as reply:
         next(reply.iter_raw())

@@ -66,6 +66,15 @@ def test_a_header_without_end(server):
         assert read_all(client)[:13] in (b"HTTP/1.1 400 ", b"")
 
 
+@pytest.mark.parametrize(("length", "status"), [(60_000, b"200"), (66_000, b"400")])
+@pytest.mark.parametrize("request_line", [b"GET /health?%s HTTP/1.1\r\n", b"GET /health HTTP/1.1\r\nX: %s\r\n"])
+def test_a_header_that_comes_whole(server, request_line, length, status):
+    with connect(server.handle.url) as client:
+        client.sendall(request_line % (b"z" * length) + b"Host: x\r\nConnection: close\r\n\r\n")
+        assert read_all(client).startswith(b"HTTP/1.1 %s " % status)
+    assert server.http.get("/health").status_code == 200
+
+
 def test_a_body_that_drips(server, monkeypatch):
     monkeypatch.setattr(app, "SECONDS_FOR_BODY", 0.3)
     with connect(server.handle.url) as client:

@@ -12,6 +12,7 @@ import pytest
 from labkit.engine.settings import Settings
 from labkit.server import watch
 from labkit.server.pages import FOLDER, PAGES
+from tests.unit.server import fake_engine
 from tests.unit.server.test_app import check_error, eventually
 
 SETTINGS = "/dashboard/settings"
@@ -70,9 +71,18 @@ def test_an_event_stands_for_itself(server):
     with server.http.stream("GET", "/dashboard/events") as reply:
         one = next(events(reply))
     assert one["state"] == "running" and one["tokens_out"] == 5
+    assert one["chat"] is True, "the model has a chat template"
     assert one["ttft"]["count"] == 1 and one["gap"]["count"] == 4 and one["gap"]["p50"] <= one["gap"]["p95"]
     assert one["settings"]["policy"] == "fcfs" and one["most"]["max_num_seqs"] == 256
     assert one["machine"]["gpu"] is None and one["machine"]["process"] == {"cpu_cores": None, "memory_bytes": None}
+
+
+def test_without_a_chat_template_the_page_knows_that_it_cannot_chat(serve, monkeypatch):
+    monkeypatch.setattr(fake_engine, "TEMPLATE", None)
+    server = serve()
+    with server.http.stream("GET", "/dashboard/events") as reply:
+        assert next(events(reply))["chat"] is False
+    assert server.chat().status_code == 400
 
 
 def test_the_engine_is_looked_at_once_for_all_and_only_while_somebody_watches(server, monkeypatch):

@@ -66,8 +66,10 @@ def a_serve_record() -> ServeRecord:
     )
 
 
-def a_sample(t: float, rss_mib: float = 100.0, fds: int = 20, threads: int = 9, **gauges: float) -> Sample:
-    return Sample(t, 2, round(rss_mib * (1 << 20)), fds, threads, gauges)
+def a_sample(
+    t: float, rss_mib: float = 100.0, fds: int = 20, threads: int = 9, tasks: int = 6, **gauges: float
+) -> Sample:
+    return Sample(t, 2, round(rss_mib * (1 << 20)), fds, threads, gauges, tasks)
 
 
 def a_soak_record() -> SoakRecord:

@@ -31,7 +31,7 @@ def failed(watch: Any) -> list[str]:
 
 def test_a_server_at_rest_as_before_has_no_leak() -> None:
     checks = judge(a_watch())
-    assert len(checks) == 5 and all(check.passed for check in checks)
+    assert len(checks) == 6 and all(check.passed for check in checks)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,7 @@ def test_a_server_at_rest_as_before_has_no_leak() -> None:
         (a_watch(after=a_sample(9.0, **{**IDLE, "labkit_kv_cache_usage_ratio": 0.01})), "no block"),
         (a_watch(after=a_sample(9.0, **{**IDLE, "labkit_num_requests_running": 1})), "no block"),
         (a_watch(after=a_sample(9.0)), "no block"),
+        (a_watch(after=a_sample(9.0, tasks=7, **IDLE)), "tasks"),
         (a_watch(after=a_sample(9.0, fds=21, **IDLE)), "file descriptors"),
         (a_watch(samples=[a_sample(float(t), 100 + t) for t in range(40)]), "memory"),
         (a_watch(samples=[a_sample(float(t), threads=9 + t // 10) for t in range(40)]), "threads"),
@@ -61,12 +62,18 @@ def test_memory_may_wobble() -> None:
 
 
 def test_of_a_server_that_was_not_started_here_only_the_gauges_are_judged() -> None:
-    far = msgspec.structs.replace(a_sample(0.0, **IDLE), processes=0)
+    far = msgspec.structs.replace(a_sample(0.0, tasks=0, **IDLE), processes=0)
     assert [check.name for check in judge(a_watch(before=far, after=far))] == ["no block and no request is left"]
 
 
 def test_gauges() -> None:
     assert gauges_of(QUEUE.format(3, 2)) == {"labkit_num_requests_running": 2.0}
+
+
+def test_tasks_are_no_gauge_that_is_zero_at_rest() -> None:
+    metrics = "# TYPE labkit_asyncio_tasks gauge\nlabkit_asyncio_tasks 7.0\n"
+    look = Watch(SimpleNamespace(metrics=lambda: metrics)).look()  # type: ignore[arg-type]
+    assert (look.tasks, look.gauges) == (7, {})
 
 
 def test_requests_are_seeded() -> None:
@@ -110,7 +117,8 @@ def test_each_kind_of_client_compares_what_it_got(habit: str, alone: str, right:
 def test_rest_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = {**IDLE, "labkit_num_requests_running": 1.0}
     looks = [a_sample(0.0, **busy), a_sample(1.0, **IDLE)]  # before
-    looks += [a_sample(2.0, **busy), a_sample(3.0, fds=24, **IDLE), a_sample(4.0, **IDLE)]  # after
+    looks += [a_sample(2.0, **busy), a_sample(2.5, fds=24, **IDLE), a_sample(3.0, tasks=8, **IDLE)]  # after
+    looks += [a_sample(4.0, **IDLE)]
     watch = Watch(SimpleNamespace())  # type: ignore[arg-type]
     monkeypatch.setattr(watch, "look", lambda: looks.pop(0))
     asyncio.run(watch.idle(10.0))
