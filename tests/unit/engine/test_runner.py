@@ -80,8 +80,7 @@ IN_TRITON = [name for name, (_, fields) in MODELS.items() if "rope_parameters" n
 
 @pytest.mark.parametrize(
     ("name", "kernels"),
-    [(name, "torch") for name in MODELS]
-    + [pytest.param(name, "triton", marks=pytest.mark.slow) for name in IN_TRITON],
+    [(name, "torch") for name in MODELS] + [pytest.param(name, "triton", marks=pytest.mark.slow) for name in IN_TRITON],
 )
 def test_chunks_and_ragged_decodes_agree_with_transformers(name: str, kernels: str) -> None:
     """Prompts of several lengths in pieces of several sizes, in the same steps as the decodes of others."""
