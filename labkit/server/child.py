@@ -102,4 +102,6 @@ class Child:
 
     async def _read(self) -> None:
         while True:
-            await self._on_message(decode_from_engine(await self._socket.recv()))
+            message = decode_from_engine(await self._socket.recv())
+            if self.alive:  # else its end is known, and nobody wants to hear that it had work
+                await self._on_message(message)

@@ -55,6 +55,8 @@ class Lab:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            # A shell's background jobs ignore it, and so would everything that the tests start there.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.said = ""
         self.address = self.wait_for(r"ready: (http://\S+)", seconds=200)

@@ -27,7 +27,7 @@ def test_a_soak_of_twenty_seconds(tmp_path: Path) -> None:
     record = read_record(path)
     assert isinstance(record, SoakRecord)
     assert [(check.name, check.found) for check in record.checks if not check.passed] == [], record.wrong
-    assert done.returncode == 0 and len(record.checks) == 6
+    assert done.returncode == 0 and len(record.checks) == 7
     assert {name.partition(":")[0] for name in record.outcomes} == {"read", "leave", "dawdle", "nonsense"}
     assert max(sample.gauges["labkit_num_requests_running"] for sample in record.samples) > 0
 
