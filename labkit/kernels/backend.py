@@ -128,8 +128,8 @@ def unavailable(
 def choose(kernels: str, device: torch.device, dtype: torch.dtype | None = None, head_dim: int | None = None) -> str:
     """The backend that `kernels` of the configuration means on this device.
 
-    `auto` is triton on a GPU that it can run on, with CUDA C++'s operations for few rows if they can be built; on a CPU cpp for
-    float32 if it can be built; otherwise torch.
+    `auto` is triton on a GPU that it can run on, with CUDA C++'s operations for few rows if they can be built; on a CPU
+    cpp for float32 if it can be built; otherwise torch.
 
     Raises:
         KernelError: a backend is forced that cannot run here, with the reason.

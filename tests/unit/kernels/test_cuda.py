@@ -116,7 +116,7 @@ def test_arguments_are_in_the_order_of_the_source(monkeypatch: pytest.MonkeyPatc
         parameters = [" ".join(parameter.split()) for parameter in found[1].split(",")]
         assert len(parameters) == len(types)
         for parameter, given in zip(parameters, types, strict=True):
-            pointer = cuda.ctypes.POINTER(cuda.SIZE) if "int64_t*" in parameter else cuda.POINTER
+            pointer = cuda.ctypes.POINTER(cuda.SIZE) if "int64_t* steps" in parameter else cuda.POINTER
             assert given == (pointer if "*" in parameter else kinds[parameter.split()[0]]), parameter
 
     calls = {}
