@@ -297,24 +297,26 @@ def attend(q, k, v, tile, take_tile):
     q [T, D]: query i is of token N - T + i. k, v [N, D]. Keys in tiles of `tile`, the last may be shorter.
     """
     (T, D), N = q.shape, k.shape[0]
-    m, l, o = torch.full((T,), -torch.inf), torch.zeros(T), torch.zeros(T, D)
+    m, l, o = q.new_full((T,), -torch.inf), q.new_zeros(T), q.new_zeros(T, D)
+    tokens = torch.arange(N, device=q.device)
     for begin in range(0, N, tile):
         ...  # about 3 lines
     return ...
 ''',
     hints=(
         "A slice may reach behind the end: `k[begin : begin + tile]` is the shorter last tile by itself.",
-        "The query's token is `torch.arange(N - T, N)`, the keys' are `begin + torch.arange(len(keys))`. "
-        "A query sees a key if key <= query: compare `[None, :]` with `[:, None]`.",
+        "The keys' tokens are `tokens[begin : begin + tile]`, the queries' `tokens[N - T :]`. A query sees a key if "
+        "key <= query: compare `keys[None, :]` with `queries[:, None]`.",
         "After the loop divide: `o / l[:, None]`.",
     ),
     solution="""
 def attend(q, k, v, tile, take_tile):
     (T, D), N = q.shape, k.shape[0]
-    m, l, o = torch.full((T,), -torch.inf), torch.zeros(T), torch.zeros(T, D)
+    m, l, o = q.new_full((T,), -torch.inf), q.new_zeros(T), q.new_zeros(T, D)
+    tokens = torch.arange(N, device=q.device)
     for begin in range(0, N, tile):
-        keys = torch.arange(N)[begin : begin + tile]
-        seen = keys[None, :] <= torch.arange(N - T, N)[:, None]
+        keys = tokens[begin : begin + tile]
+        seen = keys[None, :] <= tokens[N - T :, None]
         m, l, o = take_tile(m, l, o, q, k[keys], v[keys], seen)
     return o / l[:, None]
 """,
@@ -324,10 +326,11 @@ def attend(q, k, v, tile, take_tile):
             """
 def attend(q, k, v, tile, take_tile):
     (T, D), N = q.shape, k.shape[0]
-    m, l, o = torch.full((T,), -torch.inf), torch.zeros(T), torch.zeros(T, D)
+    m, l, o = q.new_full((T,), -torch.inf), q.new_zeros(T), q.new_zeros(T, D)
+    tokens = torch.arange(N, device=q.device)
     for begin in range(0, N, tile):
-        keys = torch.arange(N)[begin : begin + tile]
-        seen = keys[None, :] <= torch.arange(T)[:, None]
+        keys = tokens[begin : begin + tile]
+        seen = keys[None, :] <= tokens[:T, None]
         m, l, o = take_tile(m, l, o, q, k[keys], v[keys], seen)
     return o / l[:, None]
 """,
@@ -339,10 +342,11 @@ def attend(q, k, v, tile, take_tile):
             """
 def attend(q, k, v, tile, take_tile):
     (T, D), N = q.shape, k.shape[0]
-    m, l, o = torch.full((T,), -torch.inf), torch.zeros(T), torch.zeros(T, D)
+    m, l, o = q.new_full((T,), -torch.inf), q.new_zeros(T), q.new_zeros(T, D)
+    tokens = torch.arange(N, device=q.device)
     for begin in range(0, N, tile):
-        keys = torch.arange(N)[begin : begin + tile]
-        seen = keys[None, :] < torch.arange(N - T, N)[:, None]
+        keys = tokens[begin : begin + tile]
+        seen = keys[None, :] < tokens[N - T :, None]
         m, l, o = take_tile(m, l, o, q, k[keys], v[keys], seen)
     return o / l[:, None]
 """,
@@ -353,10 +357,11 @@ def attend(q, k, v, tile, take_tile):
             """
 def attend(q, k, v, tile, take_tile):
     (T, D), N = q.shape, k.shape[0]
-    m, l, o = torch.full((T,), -torch.inf), torch.zeros(T), torch.zeros(T, D)
+    m, l, o = q.new_full((T,), -torch.inf), q.new_zeros(T), q.new_zeros(T, D)
+    tokens = torch.arange(N, device=q.device)
     for begin in range(0, N, tile):
-        keys = torch.arange(N)[begin : begin + tile]
-        seen = torch.ones(T, len(keys), dtype=torch.bool)
+        keys = tokens[begin : begin + tile]
+        seen = torch.ones(T, len(keys), dtype=torch.bool, device=q.device)
         m, l, o = take_tile(m, l, o, q, k[keys], v[keys], seen)
     return o / l[:, None]
 """,
@@ -368,10 +373,11 @@ def attend(q, k, v, tile, take_tile):
             """
 def attend(q, k, v, tile, take_tile):
     (T, D), N = q.shape, k.shape[0]
-    m, l, o = torch.full((T,), -torch.inf), torch.zeros(T), torch.zeros(T, D)
+    m, l, o = q.new_full((T,), -torch.inf), q.new_zeros(T), q.new_zeros(T, D)
+    tokens = torch.arange(N, device=q.device)
     for begin in range(0, max(N // tile, 1) * tile, tile):
-        keys = torch.arange(N)[begin : begin + tile]
-        seen = keys[None, :] <= torch.arange(N - T, N)[:, None]
+        keys = tokens[begin : begin + tile]
+        seen = keys[None, :] <= tokens[N - T :, None]
         m, l, o = take_tile(m, l, o, q, k[keys], v[keys], seen)
     return o / l[:, None]
 """,
@@ -383,10 +389,11 @@ def attend(q, k, v, tile, take_tile):
             """
 def attend(q, k, v, tile, take_tile):
     (T, D), N = q.shape, k.shape[0]
-    m, l, o = torch.full((T,), -torch.inf), torch.zeros(T), torch.zeros(T, D)
+    m, l, o = q.new_full((T,), -torch.inf), q.new_zeros(T), q.new_zeros(T, D)
+    tokens = torch.arange(N, device=q.device)
     for begin in range(0, N, tile):
-        keys = torch.arange(N)[begin : begin + tile]
-        seen = keys[None, :] <= torch.arange(N - T, N)[:, None]
+        keys = tokens[begin : begin + tile]
+        seen = keys[None, :] <= tokens[N - T :, None]
         m, l, o = take_tile(m, l, o, q, k[keys], v[keys], seen)
     return o
 """,
