@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.lab import bench as benches
 from labkit.lab import check as checks
+from labkit.lab import online, programs, seams
 from labkit.lab import predict as predictions
-from labkit.lab import programs, seams
 from labkit.lab import recorded as records
 from labkit.lab import show as pictures
 from labkit.lab import traffic as traffics
@@ -26,6 +26,7 @@ from labkit.models.sources import known_models
 from labkit.paths import cache_folder
 
 if TYPE_CHECKING:
+    import torch
     from matplotlib.figure import Figure
 
     from labkit.bench.table import AnyRecord
@@ -81,9 +82,25 @@ class Lab:
 
         return widget(trace, start)
 
+    def attend_in_steps(
+        self, take_tile: online.TakeTile, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: int
+    ) -> online.Online:
+        """Run a step of online softmax over all tiles of keys and keep what is known after each; see online.py."""
+        return online.attend_in_steps(take_tile, q, k, v, tile)
+
+    def online_widget(self, steps: online.Online, start: int = 0) -> Stepper:
+        """A slider over the tiles of attention; see widgets/online.py."""
+        from labkit.lab.widgets.online import widget
+
+        return widget(steps, start)
+
     def traffic(self, fn: Callable[..., Any], *arguments: Any) -> list[traffics.Operation]:
         """The operations that PyTorch runs for `fn(*arguments)`, with the bytes that each reads and writes."""
         return traffics.traffic(fn, *arguments)
+
+    def peak(self, fn: Callable[..., Any], *arguments: Any) -> int:
+        """The most bytes of results that `fn(*arguments)` has in memory at once."""
+        return traffics.peak(fn, *arguments)
 
     def recorded(self, name: str) -> AnyRecord:
         """The newest record of that name in data/recorded/. Says on which machine and day it was made."""

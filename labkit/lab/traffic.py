@@ -1,7 +1,8 @@
-"""`lab.traffic`: which operations does PyTorch really run, and how many bytes does each one read and write?"""
+"""`lab.traffic` and `lab.peak`: which operations does PyTorch really run, what do they move, what do they keep?"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -46,3 +47,35 @@ def traffic(fn: Callable[..., Any], *arguments: Any) -> list[Operation]:
     with _Recorder() as recorder:
         fn(*arguments)
     return recorder.operations
+
+
+class _Keeper(TorchDispatchMode):
+    """Counts the bytes that operations have made and that are still in use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
+        out = func(*args, **(kwargs or {}))
+        for tensor in _tensors(out):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in given:  # else a view of an input, or the input itself
+                self.kept += storage.nbytes()
+                weakref.finalize(tensor, self._free, storage.nbytes())
+        self.peak = max(self.peak, self.kept)
+        return out
+
+    def _free(self, size: int) -> None:
+        self.kept -= size
+
+
+def peak(fn: Callable[..., Any], *arguments: Any) -> int:
+    """The most bytes of results and intermediate results that `fn(*arguments)` has in memory at once.
+
+    What a single operation needs within itself is not counted: PyTorch does not tell.
+    """
+    with _Keeper() as keeper:
+        fn(*arguments)
+    return keeper.peak

@@ -12,6 +12,7 @@ from labkit.errors import LabkitError
 
 if TYPE_CHECKING:
     from labkit.bench.load.arrivals import Arrival
+    from labkit.bench.load.record import ServeRecord
 
 Model = Annotated[str, typer.Option(help="As labkit serve takes it; with --url, the name that server gives it.")]
 Url = Annotated[str | None, typer.Option(help="A server that runs already, without /v1; ours is started unless given.")]
@@ -107,11 +108,16 @@ def serve(
         command=("labkit", *sys.argv[1:]),
     )
     (out or RECORDED / "x").parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes of measuring
-    record = measure(settings, lambda line: typer.echo(line, err=True))
-    path = out or free_name(RECORDED, record)
-    table = write_serve(record, path)
+    path = out
+
+    def keep(record: ServeRecord) -> None:
+        nonlocal path
+        path = path or free_name(RECORDED, record)
+        typer.echo(f"wrote {path} and {write_serve(record, path)}", err=True)
+
+    record = measure(settings, lambda line: typer.echo(line, err=True), keep)
+    assert path is not None
     typer.echo(of_serve(record, path.as_posix()))
-    typer.echo(f"wrote {path} and {table}", err=True)
 
 
 def soak(

@@ -88,8 +88,10 @@ class Facts:
     max_model_len: int | None
 
 
-def measure(settings: Settings, say: Callable[[str], None]) -> ServeRecord:
-    """Run it all; `say` gets a line on what is being done.
+def measure(
+    settings: Settings, say: Callable[[str], None], keep: Callable[[ServeRecord], None] = lambda record: None
+) -> ServeRecord:
+    """Run it all; `say` gets a line on what is being done, `keep` after each load all that is measured so far.
 
     Raises:
         LabkitError: a workload is unknown or longer than the model, or a server cannot be started or asked.
@@ -102,6 +104,26 @@ def measure(settings: Settings, say: Callable[[str], None]) -> ServeRecord:
     runs: list[LoadRun] = []
     checks: dict[str, TokenCheck] = {}
     order = itertools.count()
+
+    def record() -> ServeRecord:
+        return ServeRecord(
+            schema=SCHEMA,
+            kind="serve",
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            command=list(settings.command),
+            machine=machine,
+            model=facts.name,
+            device=str(backend.resolve_device(settings.device)),
+            dtype=facts.dtype,
+            api=settings.api,
+            engine_options=settings.engine,
+            engines=told,
+            token_checks=checks,
+            objective=settings.objective,
+            runs=list(runs),
+            comparisons=compare(facts.name, runs),
+        )
+
     with ExitStack() as until_done:
         contestants, told = _open(settings, facts, plans, until_done, say)
         for warm_up, *loads in plans:
@@ -111,23 +133,8 @@ def measure(settings: Settings, say: Callable[[str], None]) -> ServeRecord:
                     checks[contestant.name] = contestant.check_tokens(warm_up)
                 contestant.run(warm_up, Objective(), lambda: None)
             runs += _take_turns(contestants, loads, settings.objective, order)
-    return ServeRecord(
-        schema=SCHEMA,
-        kind="serve",
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        command=list(settings.command),
-        machine=machine,
-        model=facts.name,
-        device=str(backend.resolve_device(settings.device)),
-        dtype=facts.dtype,
-        api=settings.api,
-        engine_options=settings.engine,
-        engines=told,
-        token_checks=checks,
-        objective=settings.objective,
-        runs=runs,
-        comparisons=compare(facts.name, runs),
-    )
+            keep(record())
+    return record()
 
 
 def _facts(settings: Settings) -> Facts:

@@ -120,3 +120,10 @@ def test_unknown_exercises_are_named() -> None:
         find_exercise("00.99")
     with pytest.raises(KeyError, match="no lesson 77"):
         exercises_of("77")
+
+
+def test_nan() -> None:
+    nan, infinite = float("nan"), float("inf")
+    assert difference(nan, nan) is None and difference(infinite, infinite) is None
+    assert difference(1.0, nan) == "nan: 0 / 0, or infinity minus infinity"
+    assert difference(nan, 1.0) is not None

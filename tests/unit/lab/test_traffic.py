@@ -8,7 +8,7 @@ import torch
 from labkit.bench.kernels import KernelRecord
 from labkit.lab.plain import rms_norm
 from labkit.lab.recorded import recorded
-from labkit.lab.traffic import Operation, traffic
+from labkit.lab.traffic import Operation, peak, traffic
 
 
 def test_traffic_of_the_plain_norm() -> None:
@@ -42,3 +42,18 @@ def test_recorded_says_where_and_when(capsys: pytest.CaptureFixture[str]) -> Non
 def test_nothing_recorded() -> None:
     with pytest.raises(ValueError, match="no record 'h200'"):
         recorded("h200")
+
+
+def test_peak_counts_what_is_held_at_once() -> None:
+    x = torch.zeros(1000)  # 4,000 bytes
+    assert peak(lambda a: a + 1, x) == 4000
+    assert peak(lambda a: (a + 1) * 2, x) == 8000  # the sum is still held while the product is made
+    assert peak(lambda a: [a + 1, a + 2, a + 3], x) == 12000
+    assert peak(lambda a: [(a + n).sum() for n in range(9)], x) < 4100  # one after the other
+
+
+def test_peak_does_not_count_what_was_there() -> None:
+    x = torch.zeros(1000)
+    assert peak(lambda a: a.view(10, 100)[2:].t(), x) == 0
+    assert peak(lambda a: a.add_(1), x) == 0
+    assert peak(lambda a: (a + 1).view(10, 100), x) == 4000

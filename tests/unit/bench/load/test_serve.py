@@ -92,6 +92,15 @@ def test_all_engines_get_the_same_loads_in_turn_and_then_the_other_way_round(mon
     assert (record.model, record.comparisons[0]["workload"], record.dtype) == ("toy", "http1", "float32")
 
 
+def test_what_is_measured_is_kept_after_each_load() -> None:
+    kept: list[list[str]] = []
+    with running(FakeServer(per_chunk=64)) as server:
+        settings = Settings("plain", server.url, ignore_eos=False, workloads=("http1", "http2"), requests=2, repeats=1)
+        record = measure(settings, lambda _: None, lambda record: kept.append([run.load for run in record.runs]))
+    first, second = (run.load for run in record.runs)
+    assert kept == [[first], [first, second]] and first != second
+
+
 def test_vllm_that_is_not_there_is_told() -> None:
     with pytest.raises(NotMeasuredError, match="not measured: vllm is not installed"):
         start_vllm(PLACE)
