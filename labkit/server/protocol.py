@@ -72,7 +72,7 @@ class Message(BaseModel):
             return value
         texts = [part["text"] for part in value if _is_text_part(part)]
         if not value or len(texts) < len(value):
-            raise PydanticCustomError("parts", 'content must be a string or a list of {{"type": "text", "text": "…"}}')
+            raise PydanticCustomError("parts", 'content must be a string or a list of {"type": "text", "text": "…"}')
         return "\n".join(texts)
 
     def for_template(self) -> dict[str, str]:
@@ -326,6 +326,9 @@ def _explain(error: ValidationError) -> ApiError:
         return bad_request(f"{param} is missing", param)
     if kind in ("fields", "prompt", "parts"):
         return bad_request(message, param)
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        message = "It must be an object"  # pydantic names our classes
+    message = message.removesuffix(f" after validation, not {first.get('ctx', {}).get('actual_length')}")
     seen = f", not {given!a}" if isinstance(given, (bool, int, float, str)) and len(str(given)) < 50 else ""
     return bad_request(f"{param}: {message[0].lower()}{message[1:]}{seen}", param)
 

@@ -209,3 +209,22 @@ def test_logprobs_of_completions_and_chats():
     assert engine_params(read(CompletionRequest, logprobs=2, echo=True)).prompt_logprobs == 2
     assert engine_params(read(CompletionRequest, echo=True, max_tokens=0)).prompt_logprobs == 0
     assert engine_params(read(CompletionRequest, echo=True)).prompt_logprobs is None
+
+
+@pytest.mark.parametrize(
+    "messages,text",
+    [
+        (["hi"], "messages[0]: it must be an object, not 'hi'"),
+        ([[]], "messages[0]: it must be an object"),
+        ([], "messages: list should have at least 1 item"),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            'content must be a string or a list of {"type": "text", "text": "…"}',
+        ),
+        ([{"role": "user", "content": 5}], "messages[0].content: input should be a valid string, not 5"),
+    ],
+)
+def test_what_is_said_of_wrong_messages_are_words_of_json(messages, text):
+    with pytest.raises(ApiError) as error:
+        read(ChatRequest, messages=messages)
+    assert error.value.message == text
