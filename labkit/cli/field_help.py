@@ -65,5 +65,5 @@ SERVER_HELP = {
     "log_format": "text, or json: one object a line.",
     "trace": "Write the engine's trace to this file.",
     "drain_seconds": "Seconds that running requests get to finish after SIGTERM.",
-    "otlp_endpoint": "OpenTelemetry collector for spans, such as http://127.0.0.1:4318; needs labkit[otel].",
+    "otlp_endpoint": "OpenTelemetry collector for spans, such as http://127.0.0.1:4318; needs labkit\\[otel].",
 }

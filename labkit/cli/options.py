@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import os
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -51,6 +52,9 @@ class FieldOptions:
     def _field(self, name: str) -> dataclasses.Field[Any]:
         return next(field for field in dataclasses.fields(self.config) if field.name == name)
 
+    def _variable(self, name: str) -> str | None:
+        return f"LABKIT_{self.spelling.get(name, name).upper()}" if self.environment else None
+
     def names(self) -> list[str]:
         fields = [f.name for f in dataclasses.fields(self.config)]
         return [name for name in fields if name not in self.omit and (not self.only or name in self.only)]
@@ -66,7 +70,7 @@ class FieldOptions:
         option = typer.Option(
             f"--{kebab}/--no-{kebab}" if kind is bool else f"--{kebab}",
             help=self.help[name],
-            envvar=f"LABKIT_{spelled.upper()}" if self.environment else None,
+            envvar=self._variable(name),
             show_envvar=False,
             metavar="JSON" if is_mapping(hint) else None,
             rich_help_panel=self.title,
@@ -92,7 +96,8 @@ class FieldOptions:
         if is_mapping(hint) and value is not None:
             return _json_object(name, value)
         if isinstance(value, list):
-            if self.environment:  # a variable holds several, separated by commas or spaces
+            if value == os.environ.get(self._variable(name) or "", "").split():
+                # A variable holds several, separated by commas or spaces; an option has one.
                 value = [part for text in value for part in text.replace(",", " ").split()]
             return tuple(value) or self._field(name).default
         return value

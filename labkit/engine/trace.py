@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from labkit.errors import LabkitError
+
 EVENTS = (
     "step",
     "submit",
@@ -41,6 +43,9 @@ class Trace:
     Args:
         path: also write every event to this file (JSON lines), replacing what is there.
         keep: how many of the last events stay in memory.
+
+    Raises:
+        LabkitError: the file cannot be written.
     """
 
     def __init__(self, path: str | Path | None = None, keep: int = 100_000):
@@ -48,7 +53,10 @@ class Trace:
         self.step = 0  # number of the step that is being made or run
         self._start = time.monotonic()
         self._encode = msgspec.json.Encoder().encode
-        self._file = open(path, "wb", buffering=1 << 16) if path is not None else None  # noqa: SIM115
+        try:
+            self._file = open(path, "wb", buffering=1 << 16) if path is not None else None  # noqa: SIM115
+        except OSError as error:
+            raise LabkitError(f"the trace cannot be written to {path}: {error.strerror}") from error
 
     def now(self) -> float:
         """Seconds since the trace began."""

@@ -67,7 +67,7 @@ class ChatTemplate:
                 pieces.append(piece)
         except Exception as error:  # whatever goes wrong in a template is Python's to choose
             raise RequestError(
-                f"the chat template of {self._where} refuses these messages: {str(error) or type(error).__name__}",
+                f"the model's chat template refuses these messages: {str(error) or type(error).__name__}",
                 "messages",
             ) from error
         return "".join(pieces)

@@ -116,7 +116,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         wish = await read(request, TokenizeRequest, service.config.max_body_bytes)
         service.check_model(wish.model)
         limits, tokenizer = service.loaded.limits, service.loaded.tokenizer
-        tokens = await asyncio.to_thread(service.tokenize, wish)
+        async with service.tokenizing:
+            tokens = await asyncio.to_thread(service.tokenize, wish)
         answer = {"count": len(tokens), "max_model_len": limits.max_model_len, "tokens": tokens}
         if wish.return_token_strs:
             answer["token_strs"] = [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
@@ -127,7 +128,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         """The text of token ids."""
         wish = await read(request, DetokenizeRequest, service.config.max_body_bytes)
         service.check_model(wish.model)
-        return json_response({"prompt": await asyncio.to_thread(service.detokenize, wish.tokens)})
+        async with service.tokenizing:
+            return json_response({"prompt": await asyncio.to_thread(service.detokenize, wish.tokens)})
 
 
 def _add_models(app: FastAPI, service: Service) -> None:

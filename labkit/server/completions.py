@@ -52,7 +52,10 @@ class Completion:
                 if not self._request.stream:
                     await generation.ended()
                     self._service.spans.answers(self._service.name, generation.outputs)
-                    return json_response(self._whole(generation, choices))
+                    if self._request.logprobs is None or self._request.logprobs is False:
+                        return json_response(self._whole(generation, choices))
+                    # Of a long prompt and many answers, these are megabytes, and others are waiting for their tokens.
+                    return await asyncio.to_thread(lambda: json_response(self._whole(generation, choices)))
                 await generation.begun()
         except TimeoutError:
             raise self._service.late() from None

@@ -39,6 +39,8 @@ from labkit.server.messages import (
     encode,
 )
 
+MILLISECONDS_FOR_LAST_WORDS = 2000
+
 
 class EngineLoop:
     """Drives a core by messages until Shutdown, or until the lifeline is cut.
@@ -137,6 +139,7 @@ def main(address: str) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.set_hwm(0)  # a slow reader must never hold up a step
+        socket.linger = MILLISECONDS_FOR_LAST_WORDS  # and one that is gone must not keep this process
         socket.connect(address)
         if not _wait(socket, sys.stdin.fileno()):
             return 0

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
@@ -24,17 +33,45 @@ StopString = Annotated[str, Field(max_length=4096)]  # of a longer one the end o
 Tokens = Annotated[int, Field(ge=0, le=BIG)]
 
 
-class Strict(BaseModel):
-    """JSON types as they are: no "5" for 5, no true for 1; and no field that is not known."""
+class Closed(BaseModel):
+    """JSON types as they are: no "5" for 5, no true for 1; and no field that is not known.
+
+    A client may send a million wrong values, and pydantic would describe each of them: here the first one ends it.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_stranger(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        strangers = [name for name in value if name not in cls.model_fields]
+        if len(strangers) < 2:
+            return value
+        return {name: item for name, item in value.items() if name in cls.model_fields or name == strangers[0]}
+
+
+class Strict(Closed):
+    """A request."""
 
     # Fields of OpenAI's API that would change the answer in a way that this server cannot.
     unsupported: ClassVar[frozenset[str]] = frozenset()
     # Fields of it that are taken with these values, which change nothing, and refused with any other.
-    without_effect: ClassVar[dict[str, Any]] = {}
+    without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
     model: str | None = None
+
+
+def _up_to_the_first_wrong(*kinds: type) -> Callable[[Any], Any]:
+    """For an object whose values are of these types: of one with others, what pydantic needs to name the first."""
+
+    def cut(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return next(({key: item} for key, item in value.items() if type(item) not in kinds), value)
+
+    return cut
 
 
 class TextPart(TypedDict):
@@ -44,10 +81,8 @@ class TextPart(TypedDict):
     text: str
 
 
-class Message(BaseModel):
+class Message(Closed):
     """One message of a chat. Text parts are joined with a newline."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     role: Roles
     content: str
@@ -59,7 +94,9 @@ class Message(BaseModel):
     def _without_nulls(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
+        # Servers send these with an answer, and clients send them back.
         value = {key: item for key, item in value.items() if item is not None}
+        value = {key: item for key, item in value.items() if key not in ("tool_calls", "annotations") or item != []}
         for key in ("tool_calls", "function_call", "audio", "refusal"):
             if key in value:
                 raise PydanticCustomError("unsupported", "{key} in a message is not supported here", {"key": key})
@@ -72,7 +109,7 @@ class Message(BaseModel):
             return value
         texts = [part["text"] for part in value if _is_text_part(part)]
         if not value or len(texts) < len(value):
-            raise PydanticCustomError("parts", 'content must be a string or a list of {{"type": "text", "text": "…"}}')
+            raise PydanticCustomError("parts", 'content must be a string or a list of {"type": "text", "text": "…"}')
         return "\n".join(texts)
 
     def for_template(self) -> dict[str, str]:
@@ -80,9 +117,7 @@ class Message(BaseModel):
         return self.model_dump(exclude_none=True)
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
+class StreamOptions(Closed):
     include_usage: bool = False
     continuous_usage_stats: bool = False  # vLLM's; guidellm asks for it
 
@@ -93,7 +128,10 @@ class GenerationRequest(Strict):
     unsupported = frozenset(
         ("modalities", "audio", "prediction", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
     )
-    without_effect: ClassVar[dict[str, Any]] = {"store": False, "service_tier": "auto"}
+    without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "store": (False,),
+        "service_tier": ("auto", "default"),
+    }
 
     max_tokens: Tokens | None = None
     min_tokens: Tokens = 0
@@ -102,8 +140,8 @@ class GenerationRequest(Strict):
     top_k: Annotated[int, Field(ge=-1)] = 0
     min_p: Share = 0.0
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
-    stop: StopString | list[StopString] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: StopString | Annotated[list[StopString], Field(fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -111,12 +149,12 @@ class GenerationRequest(Strict):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_up_to_the_first_wrong(int, float))] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], BeforeValidator(_up_to_the_first_wrong(str))] | None = None
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> GenerationRequest:
@@ -154,12 +192,12 @@ class ChatRequest(GenerationRequest):
             "web_search_options",
         )
     )
-    without_effect: ClassVar[dict[str, Any]] = {
+    without_effect: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationRequest.without_effect,
-        "response_format": {"type": "text"},
+        "response_format": ({"type": "text"},),
     }
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1, le=BIG)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=BIG)] | None = None
     logprobs: bool = False
@@ -230,7 +268,7 @@ class TokenizeRequest(Strict):
     """POST /tokenize: a text, or the prompt that a chat would make."""
 
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -245,7 +283,7 @@ class TokenizeRequest(Strict):
 class DetokenizeRequest(Strict):
     """POST /detokenize"""
 
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
 class SettingsRequest(Strict):
@@ -268,10 +306,8 @@ def parse(body: bytes, kind: type[Request]) -> Request:
     fields = {name: value for name, value in _decode(body).items() if value is not None}
     for name in [name for name in fields if name in kind.unsupported or name in kind.without_effect]:
         value = fields.pop(name)
-        harmless = name in kind.without_effect and msgspec.json.encode(value) == msgspec.json.encode(
-            kind.without_effect[name]
-        )
-        if not harmless:
+        harmless = [msgspec.json.encode(fine) for fine in kind.without_effect.get(name, ())]
+        if msgspec.json.encode(value) not in harmless:
             raise bad_request(f"{name} is not supported here", name, "unsupported_parameter")
     try:
         return kind.model_validate(fields)
@@ -326,6 +362,9 @@ def _explain(error: ValidationError) -> ApiError:
         return bad_request(f"{param} is missing", param)
     if kind in ("fields", "prompt", "parts"):
         return bad_request(message, param)
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        message = "It must be an object"  # pydantic names our classes
+    message = message.removesuffix(f" after validation, not {first.get('ctx', {}).get('actual_length')}")
     seen = f", not {given!a}" if isinstance(given, (bool, int, float, str)) and len(str(given)) < 50 else ""
     return bad_request(f"{param}: {message[0].lower()}{message[1:]}{seen}", param)
 

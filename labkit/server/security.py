@@ -44,6 +44,14 @@ def is_loopback(client: str | None) -> bool:
     return (mapped or address).is_loopback
 
 
+def check_environment(name: str, keys: Sequence[str]) -> None:
+    """Raises LabkitError for a LABKIT_ENVIRONMENT that is unknown, or whose keys are not good enough."""
+    if name not in ("", "development", "production"):
+        raise LabkitError(f"LABKIT_ENVIRONMENT is {name!r}; it can be production, or development, as without it")
+    if name == "production":
+        check_production(keys)
+
+
 def check_production(keys: Sequence[str]) -> None:
     """Raises LabkitError unless every key is the owner's own, and not to be guessed."""
     if not keys or DEV_KEY in keys:

@@ -22,7 +22,7 @@ from labkit.server.app import build_app
 from labkit.server.config import ServerConfig
 from labkit.server.connection import SECONDS_IDLE, Connection
 from labkit.server.logs import set_up
-from labkit.server.security import DEV_KEY, Keys, check_production
+from labkit.server.security import DEV_KEY, Keys, check_environment
 from labkit.server.service import Service
 
 log = logging.getLogger("labkit.server")
@@ -45,8 +45,7 @@ class Server:
     """
 
     def __init__(self, model: str, engine: EngineConfig, config: ServerConfig):
-        if os.environ.get("LABKIT_ENVIRONMENT") == "production":
-            check_production(config.api_keys)
+        check_environment(os.environ.get("LABKIT_ENVIRONMENT", ""), config.api_keys)
         self._model = model
         self._engine = engine
         self._config = config

@@ -29,6 +29,7 @@ from labkit.server.sensors import GpuMetrics, GpuSensor, TaskMetrics
 from labkit.server.spans import Spans
 from labkit.server.watch import Watch
 
+MOST_TOKENIZED = 2  # texts of /tokenize at once: those who wait for an answer need threads, too
 Result = TypeVar("Result")
 
 
@@ -86,6 +87,7 @@ class Service:
         self.engine.metrics.registry.register(TaskMetrics())
         self.spans = Spans(config.otlp_endpoint)
         self.rate_limiter = RateLimiter(config.rate_limit, config.rate_burst)
+        self.tokenizing = asyncio.Semaphore(MOST_TOKENIZED)
         self.draining = False
         self.closing = asyncio.Event()
         self.in_flight = 0

@@ -30,7 +30,7 @@ def test_the_page_asks_for_the_key(browser_page: Any, served: Served) -> None:
     assert "dev-key" in page.locator("#key-hint").inner_text(), "this machine is its own"
     page.keyboard.type("wrong")
     page.keyboard.press("Enter")
-    page.wait_for_function("() => document.querySelector('#key-error').textContent.includes('valid key')")
+    page.wait_for_function("() => document.querySelector('#key-error').textContent.includes('does not know that key')")
     assert page.locator("#live").is_hidden() and page.locator("#key").input_value() == ""
     page.keyboard.type(KEY)
     page.keyboard.press("Enter")

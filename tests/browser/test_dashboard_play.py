@@ -106,6 +106,11 @@ def test_a_switch_by_keyboard_marks_the_charts_and_they_move(page: Any, served: 
     page.keyboard.press("Enter")
     wait_for(page, "document.querySelector('#switch-status').textContent.includes('launched for 1 to 6')")
     assert page.locator("#max_num_seqs").input_value() == "2", "as it is"
+    page.fill("#max_num_seqs", "")
+    page.keyboard.press("Enter")
+    said = "'Not changed: max batch must be a whole number.'"
+    wait_for(page, f"document.querySelector('#switch-status').textContent === {said}")
+    assert page.locator("#max_num_seqs").input_value() == "2"
     page.fill("#max_num_seqs", "6")
     page.keyboard.press("Enter")
     page.locator("#enable_prefix_caching").check()

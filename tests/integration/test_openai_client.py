@@ -288,8 +288,19 @@ def test_the_engine_process_is_killed_and_started_again(tmp_path):
     assert (tmp_path / "trace.1.jsonl").read_text().count('"ev":"submit"') == 1
 
 
-def test_the_engine_process_does_not_outlive_the_server(tmp_path):
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_engine_process_does_not_outlive_the_server(tmp_path, busy):
     with serving(tmp_path) as served:
         engine = served.engine_process()
+        if busy:  # what it says to nobody must not keep it
+            ask = {
+                "model": "toy",
+                "prompt": "a",
+                "max_tokens": 1500,
+                "stream": True,
+                "extra_body": {"ignore_eos": True},
+            }
+            next(iter(served.client().completions.create(**ask)))
         served.process.kill()
         engine.wait(20)
+        assert not engine.is_running()

@@ -90,7 +90,7 @@ async function connect() {
       say("bad", "The server has ended the stream; trying again");
     } catch (error) {
       if (signal.aborted) return;
-      if (error.status === 401) return leave(error.message);
+      if (error.status === 401) return leave("This server does not know that key.");
       if (!document.body.classList.contains("connected")) $("key-error").textContent = `Not connected: ${error.message}`;
       say("bad", `No connection: ${error.message}; trying again`);
     }

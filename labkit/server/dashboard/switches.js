@@ -21,6 +21,10 @@ export class Switches {
   async send(input) {
     const name = input.dataset.setting;
     const value = input.type === "checkbox" ? input.checked : input.type === "number" ? input.valueAsNumber : input.value;
+    if (Number.isNaN(value)) {
+      this.say(`Not changed: ${NAMES[name]} must be a whole number.`, true);
+      return this.fill(this.settings, null);
+    }
     this.say(`Changing ${NAMES[name]} …`);
     this.sending.add(input);
     try {

@@ -172,6 +172,22 @@ def test_serve_hands_the_options_over(labkit, monkeypatch):
     ]
 
 
+def test_a_key_on_the_command_line_is_one_key(labkit, monkeypatch):
+    served = []
+    module = types.SimpleNamespace(run=lambda *given: served.append(given[2].api_keys) or 0)
+    monkeypatch.setitem(sys.modules, "labkit.server.serve", module)
+    assert labkit("serve", "--api-key", "a,b", "--api-key", "c")[0] == 0
+    assert served == [("a,b", "c")]
+    for wrong in ("", "two words"):  # --api-key "$KEY" without a KEY, say
+        status, _, err = labkit("serve", "--api-key", wrong)
+        assert status == 2 and "holds a key that is empty" in one_error(err)
+    assert len(served) == 1
+
+
+def test_help_shows_brackets(labkit):
+    assert "labkit[otel]" in "".join(labkit("serve", "--help")[1].split())
+
+
 def test_serve_refuses_a_wrong_option(labkit):
     status, _, err = labkit("serve", "--port", "70000")
     assert status == 2 and "70000" in one_error(err)

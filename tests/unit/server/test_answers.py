@@ -1,10 +1,12 @@
 """Answers, whole and streamed."""
 
 import json
+import threading
 
 import pytest
 
 from labkit.models.tokenizer import Tokenizer
+from labkit.server import completions
 from tests.unit.server.fake_engine import EOS, LETTERS
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -215,3 +217,12 @@ def test_a_prompt_that_is_hopeless_is_not_even_tokenised(server, monkeypatch):
         ):
             assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert len(seen) == 2 and min(seen) == 4 * 5 * 64
+
+
+@pytest.mark.parametrize(("logprobs", "apart"), [(None, False), (0, True), (3, True)])
+def test_logprobs_are_put_together_apart_from_the_loop(server, monkeypatch, logprobs, apart):
+    threads = []
+    count = completions.usage
+    monkeypatch.setattr(completions, "usage", lambda out: threads.append(threading.current_thread().name) or count(out))
+    assert server.complete(max_tokens=2, logprobs=logprobs).status_code == 200
+    assert [name != "labkit-server" for name in threads] == [apart]

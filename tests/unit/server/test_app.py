@@ -9,6 +9,7 @@ import time
 import httpx
 import pytest
 
+from labkit.server import service
 from tests.unit.server.conftest import KEY
 
 TEXT = "/v1/completions"
@@ -331,3 +332,23 @@ def test_what_does_not_finish_is_ended_after_drain_seconds(serve):
         server.handle.drain()
         check_error(last.result(5), 503, "overloaded_error", "overloaded")
     server.handle.join(5)
+
+
+def test_long_texts_of_tokenize_leave_threads_to_others(server, monkeypatch):
+    at_once, most, gate = [], [], threading.Event()
+
+    def slow(self, wish):
+        at_once.append(wish)
+        most.append(len(at_once))
+        gate.wait(10)
+        at_once.pop()
+        return []
+
+    monkeypatch.setattr(service.Service, "tokenize", slow)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(server.http.post, "/tokenize", json={"prompt": "a"}) for _ in range(8)]
+        assert eventually(lambda: len(at_once) == service.MOST_TOKENIZED)
+        assert server.complete(max_tokens=1).status_code == 200
+        gate.set()
+        assert {answer.result().status_code for answer in answers} == {200}
+    assert max(most) == service.MOST_TOKENIZED and len(most) == 8

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from labkit.server import protocol
 from labkit.server.errors import ApiError
 from labkit.server.protocol import (
     ChatRequest,
@@ -170,6 +171,13 @@ def test_tool_calls_in_a_message_are_not_supported():
     assert refused(ChatRequest, messages=messages) == ("unsupported_parameter", "messages[0].tool_calls")
 
 
+def test_an_answer_that_is_sent_back_may_hold_what_servers_leave_empty():
+    echo = {"role": "assistant", "content": "x", "tool_calls": [], "annotations": [], "refusal": None, "audio": None}
+    assert read(ChatRequest, messages=[echo]).messages[0].for_template() == {"role": "assistant", "content": "x"}
+    assert refused(ChatRequest, messages=[{**echo, "annotations": [1]}])[0] == "unknown_parameter"
+    assert read(ChatRequest, service_tier="default").n == 1
+
+
 def test_fields_without_effect_and_nulls():
     nothing = {"store": False, "service_tier": "auto", "response_format": {"type": "text"}, "user": "u"}
     nulls = dict.fromkeys(("tools", "stop", "seed", "logit_bias", "stream", "top_p", "temperature", "n"))
@@ -209,3 +217,50 @@ def test_logprobs_of_completions_and_chats():
     assert engine_params(read(CompletionRequest, logprobs=2, echo=True)).prompt_logprobs == 2
     assert engine_params(read(CompletionRequest, echo=True, max_tokens=0)).prompt_logprobs == 0
     assert engine_params(read(CompletionRequest, echo=True)).prompt_logprobs is None
+
+
+@pytest.mark.parametrize(
+    "messages,text",
+    [
+        (["hi"], "messages[0]: it must be an object, not 'hi'"),
+        ([[]], "messages[0]: it must be an object"),
+        ([], "messages: list should have at least 1 item"),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            'content must be a string or a list of {"type": "text", "text": "…"}',
+        ),
+        ([{"role": "user", "content": 5}], "messages[0].content: input should be a valid string, not 5"),
+    ],
+)
+def test_what_is_said_of_wrong_messages_are_words_of_json(messages, text):
+    with pytest.raises(ApiError) as error:
+        read(ChatRequest, messages=messages)
+    assert error.value.message == text
+
+
+MANY = 30_000
+
+
+@pytest.mark.parametrize(
+    "fields,param",
+    [
+        ({"stop": [5] * MANY}, "stop"),
+        ({"stop_token_ids": ["x"] * MANY}, "stop_token_ids[0]"),
+        ({"logit_bias": dict.fromkeys(map(str, range(MANY)), "x")}, "logit_bias.0"),
+        ({"metadata": dict.fromkeys(map(str, range(MANY)), 1)}, "metadata.0"),
+        ({"messages": [1] * MANY}, "messages[0]"),
+        ({"messages": [{}] * MANY}, "messages[0].role"),
+        (dict.fromkeys(map("f{}".format, range(MANY)), 1), "f0"),
+        ({"messages": [{**USER[0], **dict.fromkeys(map("f{}".format, range(MANY)), 1)}]}, "messages[0].f0"),
+        ({"stream": True, "stream_options": dict.fromkeys(map("f{}".format, range(MANY)), 1)}, "stream_options.f0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_of_a_million_mistakes_the_first_is_told(fields, param, monkeypatch):
+    described = []
+    explain = protocol._explain
+    monkeypatch.setattr(protocol, "_explain", lambda error: described.append(error.error_count()) or explain(error))
+    code, found = refused(ChatRequest, **{"messages": USER, **fields})
+    assert described[0] < 5  # each of them described, they would take many seconds and gigabytes
+    assert found.partition(".")[0].partition("[")[0] == param.partition(".")[0].partition("[")[0]
+    assert code in ("invalid_value", "unknown_parameter")

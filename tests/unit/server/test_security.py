@@ -4,7 +4,7 @@ import pytest
 
 from labkit.errors import LabkitError
 from labkit.server.errors import ApiError
-from labkit.server.security import Keys, RateLimiter, check_production, is_loopback
+from labkit.server.security import Keys, RateLimiter, check_environment, check_production, is_loopback
 
 
 def test_a_key_of_ones_own():
@@ -60,6 +60,17 @@ def test_keys_are_compared_in_constant_time(monkeypatch):
     monkeypatch.setattr("labkit.server.security.hmac.compare_digest", lambda a, b: compared.append(a) or a == b)
     Keys(["one", "two", "three"]).check(b"Bearer one", None)
     assert compared == [b"one", b"two", b"three"]
+
+
+def test_environments():
+    for fine in ("", "development"):
+        check_environment(fine, [])
+    for wrong in ("prod", "PRODUCTION", "production "):
+        with pytest.raises(LabkitError, match="it can be production, or development"):
+            check_environment(wrong, ["5d41402abc4b2a76b9719d911017c592"])
+    check_environment("production", ["5d41402abc4b2a76b9719d911017c592"])
+    with pytest.raises(LabkitError, match="needs a key of your own"):
+        check_environment("production", [])
 
 
 def test_a_burst_then_the_rate():
