@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -60,10 +61,12 @@ def _difference_of_lists(expected: list[Any] | tuple[Any, ...], got: Any) -> str
 def _difference_of_numbers(expected: float, got: Any) -> str | None:
     if isinstance(got, bool) or not isinstance(got, (int, float)):
         return f"a number is expected, {_type(got)} came"
-    if got == expected or abs(got - expected) <= NUMBERS * abs(expected) or (got != got and expected != expected):
-        return None  # nan, too, is the same as nan
-    if got != got:
+    if math.isnan(got) and math.isnan(expected):
+        return None
+    if math.isnan(got):
         return "nan: 0 / 0, or infinity minus infinity"
+    if got == expected or abs(got - expected) <= NUMBERS * abs(expected):
+        return None
     times = f", {got / expected:.4g} times what is expected" if expected else ""
     return f"{got - expected:+.4g}{times}"
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 State = tuple[Tensor, Tensor, Tensor]  # best score m [T], sum of weights l [T], weighted values o [T, D], undivided
-TakeTile = Callable[..., State]  # (m, l, o, q, k, v, seen) -> (m, l, o)
+TakeTile = Callable[..., State]
 
 
 @dataclass
@@ -33,7 +33,13 @@ def empty_state(rows: int, head_dim: int) -> State:
 
 
 def attend_in_steps(take_tile: TakeTile, q: Tensor, k: Tensor, v: Tensor, tile: int) -> Online:
-    """Runs `take_tile` over all tiles of keys, causally; q [T, D] are the last T of the N tokens of k, v [N, D].
+    """Runs `take_tile` over all tiles of keys, causally, on the CPU.
+
+    Args:
+        take_tile: (m [T], l [T], o [T, D], q, a tile of k and v [n, D], seen [T, n] bool) -> m, l, o
+        q: [T, D], of the last T tokens
+        k, v: [N, D]
+        tile: keys of a tile; the last may have fewer
 
     Raises:
         ValueError: a tile has no keys, or there are more queries than keys.

@@ -32,10 +32,9 @@ class ChatTemplate:
         source: the Jinja text; None when the model brings none.
     """
 
-    def __init__(self, source: str | None, special_tokens: Mapping[str, str], where: str):
+    def __init__(self, source: str | None, special_tokens: Mapping[str, str]):
         self.source = source
         self._special_tokens = dict(special_tokens)
-        self._where = where
         self._compiled: jinja2.Template | None = None
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
@@ -45,9 +44,7 @@ class ChatTemplate:
             RequestError: (param "messages") when there is no template, or it refuses these messages.
         """
         if self.source is None:
-            raise RequestError(
-                f"{self._where} has no chat template; use a plain prompt (completions) instead", "messages"
-            )
+            raise RequestError("the model has no chat template; use a plain prompt (completions) instead", "messages")
         plain = [_plain_message(message) for message in messages]
         try:
             if self._compiled is None:

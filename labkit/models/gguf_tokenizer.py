@@ -77,7 +77,7 @@ class _Reader:
         special = {names[key]: self.tokens[i] for key, i in ids.items() if i is not None and i < len(self.tokens)}
         return ModelTokenizer(
             backend,
-            ChatTemplate(self.file.metadata.get("tokenizer.chat_template"), special, str(self.file.path)),
+            ChatTemplate(self.file.metadata.get("tokenizer.chat_template"), special),
             bos_token_id=ids["bos"],
             eos_token_id=ids["eos"],
             add_bos=bool(self.get("add_bos_token", add_bos)),

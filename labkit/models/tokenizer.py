@@ -165,7 +165,7 @@ def load_tokenizer(folder: Path, bos_token_id: int | None = None, eos_token_id: 
     bos, eos = (_token_id(backend, special.get(name)) for name in ("bos_token", "eos_token"))
     return Tokenizer(
         backend,
-        ChatTemplate(_chat_template(folder, config), special, str(folder)),
+        ChatTemplate(_chat_template(folder, config), special),
         bos_token_id=bos_token_id if bos is None else bos,
         eos_token_id=eos_token_id if eos is None else eos,
         # tokenizer.json's post-processor has the say; a field that wants a BOS where it has none is heard, too

@@ -115,13 +115,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         """The token ids of a prompt, or of messages as the model reads them."""
         wish = await read(request, TokenizeRequest, service.config.max_body_bytes)
         service.check_model(wish.model)
-        limits, tokenizer = service.loaded.limits, service.loaded.tokenizer
         async with service.tokenizing:
-            tokens = await asyncio.to_thread(service.tokenize, wish)
-        answer = {"count": len(tokens), "max_model_len": limits.max_model_len, "tokens": tokens}
-        if wish.return_token_strs:
-            answer["token_strs"] = [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
-        return json_response(answer)
+            return json_response(await asyncio.to_thread(service.tokenize, wish))
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:

@@ -364,7 +364,7 @@ def _explain(error: ValidationError) -> ApiError:
         return bad_request(message, param)
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         message = "It must be an object"  # pydantic names our classes
-    message = message.removesuffix(f" after validation, not {first.get('ctx', {}).get('actual_length')}")
+    message = message.partition(" after validation")[0]
     seen = f", not {given!a}" if isinstance(given, (bool, int, float, str)) and len(str(given)) < 50 else ""
     return bad_request(f"{param}: {message[0].lower()}{message[1:]}{seen}", param)
 

@@ -224,8 +224,11 @@ def uvicorn_config(app: object) -> uvicorn.Config:
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises LabkitError that says why not."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        # asyncio sets TCP_NODELAY on what it accepts only if the listener is known to be TCP. Without it an event waits
+        # until the client's system has acknowledged the one before, which it may put off for 40 ms.
+        listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from labkit.config import EngineConfig, SamplingParams
 from labkit.engine.limits import RequestLimits
@@ -243,13 +243,20 @@ class Service:
         turns = [message.for_template() for message in messages]
         return self.loaded.tokenizer.apply_chat_template(turns, add_generation_prompt)
 
-    def tokenize(self, request: TokenizeRequest) -> list[int]:
+    def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
+        """The answer to /tokenize. Raises ApiError."""
         try:
             if request.messages is not None:
-                return self._chat_ids(request.messages, request.add_generation_prompt)
-            return self.encode(request.prompt or "", request.add_special_tokens)
+                tokens = self._chat_ids(request.messages, request.add_generation_prompt)
+            else:
+                tokens = self.encode(request.prompt or "", request.add_special_tokens)
         except RequestError as error:
             raise from_request_error(error, "prompt" if request.messages is None else "messages") from None
+        limits, tokenizer = self.loaded.limits, self.loaded.tokenizer
+        answer = {"count": len(tokens), "max_model_len": limits.max_model_len, "tokens": tokens}
+        if request.return_token_strs:
+            answer["token_strs"] = [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+        return answer
 
     def detokenize(self, tokens: list[int]) -> str:
         tokenizer = self.loaded.tokenizer

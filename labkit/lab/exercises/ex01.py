@@ -7,19 +7,10 @@ from typing import Any
 
 import torch
 
-from labkit.lab.exercises.exercise import Case, Exercise, Wrong
+from labkit.lab.exercises.exercise import Case, Exercise, Wrong, rounded
 from labkit.lab.programs import triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _values(answer: Any) -> Any:
-    """A tensor as lists with five digits, which is what a check compares and a learner can read."""
-    if isinstance(answer, torch.Tensor):
-        return _values(answer.tolist())
-    if isinstance(answer, list):
-        return [_values(value) for value in answer]
-    return float(f"{answer:.5g}") if isinstance(answer, float) else answer
 
 
 def _norm_cases() -> Iterator[Case]:
@@ -42,7 +33,7 @@ def _norm_cases() -> Iterator[Case]:
             x = torch.tensor(rows, dtype=dtype)
             y = fn(x, torch.tensor(weight, dtype=dtype), eps)
             kind = str(getattr(y, "dtype", type(y).__name__)).removeprefix("torch.")
-            return {"y": _values(y), "type": kind, "x afterwards": _values(x)}
+            return {"y": rounded(y), "type": kind, "x afterwards": rounded(x)}
 
         yield Case(text, run)
 
@@ -263,7 +254,7 @@ def _kernel_cases() -> Iterator[Case]:
             kernel[(len(rows),)](x.matrix, weight, out.matrix, width, eps, BLOCK=triton.next_power_of_2(width))
             if (out.matrix == UNWRITTEN).all() and out.strangers() == "as they were":
                 return ...
-            return {"out": _values(out.matrix), "behind it": out.strangers()}
+            return {"out": rounded(out.matrix), "behind it": out.strangers()}
 
         yield Case(text, run)
 
@@ -468,7 +459,7 @@ def _fused_cases() -> Iterator[Case]:
             if (out.matrix == UNWRITTEN).all() and residual.matrix.tolist() == stream:
                 return ...
             behind = "as they were" if out.strangers() == residual.strangers() == "as they were" else "overwritten"
-            return {"residual": _values(residual.matrix), "out": _values(out.matrix), "behind them": behind}
+            return {"residual": rounded(residual.matrix), "out": rounded(out.matrix), "behind them": behind}
 
         yield Case(text, run)
 

@@ -8,17 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.lab.exercises.exercise import Case, Exercise, Wrong
+from labkit.lab.exercises.exercise import Case, Exercise, Wrong, rounded
 from labkit.lab.online import empty_state
-
-
-def _values(answer: Any) -> Any:
-    """Tensors as lists with four digits, which is what a check compares and a learner can read."""
-    if isinstance(answer, Tensor):
-        return _values(answer.tolist())
-    if isinstance(answer, (list, tuple)):
-        return [_values(value) for value in answer]
-    return float(f"{answer:.4g}") + 0.0 if isinstance(answer, float) else answer
 
 
 def _some(*shape: int) -> Tensor:
@@ -38,7 +29,7 @@ def _sum_cases() -> Iterator[Case]:
     ):
 
         def run(fn: Callable[..., Any], pieces: list[list[float]] = pieces) -> Any:
-            return _values(fn([torch.tensor(piece) for piece in pieces]))
+            return rounded(fn([torch.tensor(piece) for piece in pieces]))
 
         yield Case(text, run)
 
@@ -154,7 +145,7 @@ def _tile_cases() -> Iterator[Case]:
             answer = fn(*(x.clone() for x in state), by * q, k[tile], v[tile], seen[:, tile])
             if not isinstance(answer, tuple):
                 return answer
-            return dict(zip(("m", "l", "o"), _values(answer), strict=True))
+            return dict(zip(("m", "l", "o"), rounded(answer), strict=True))
 
         yield Case(text, run)
 
@@ -280,7 +271,7 @@ def _attend_cases() -> Iterator[Case]:
 
         def run(fn: Callable[..., Any], rows: int = rows, length: int = length, tile: int = tile) -> Any:
             take_tile = TILE.define(TILE.solution)
-            return _values(fn(_some(rows, 2), _some(length, 2).flip(0), _some(length, 2), tile, take_tile))
+            return rounded(fn(_some(rows, 2), _some(length, 2).flip(0), _some(length, 2), tile, take_tile))
 
         yield Case(text, run)
 

@@ -48,7 +48,7 @@ TEMPLATES = {
 
 
 def render(source: str, messages: list[dict[str, Any]] | None = None) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>"}, "model").render(CHAT if messages is None else messages)
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(CHAT if messages is None else messages)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -34,7 +34,7 @@ def byte_tokenizer() -> Tokenizer:
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens([tokenizers.AddedToken("<end>", special=True)])
-    return Tokenizer(backend, ChatTemplate(TEMPLATE, {}, "the fake model"), eos_token_id=EOS)
+    return Tokenizer(backend, ChatTemplate(TEMPLATE, {}), eos_token_id=EOS)
 
 
 class FakeCore:

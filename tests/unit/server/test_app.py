@@ -342,7 +342,7 @@ def test_long_texts_of_tokenize_leave_threads_to_others(server, monkeypatch):
         most.append(len(at_once))
         gate.wait(10)
         at_once.pop()
-        return []
+        return {}
 
     monkeypatch.setattr(service.Service, "tokenize", slow)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

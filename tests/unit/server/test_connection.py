@@ -159,6 +159,20 @@ def test_a_client_that_goes_ends_its_first_request_too(server):
     assert eventually(lambda: server.core.cancelled == ["r1"])
 
 
+def test_no_event_waits_for_an_acknowledgement(server, monkeypatch):
+    """Small writes go out at once: Nagle's algorithm is off on every connection that is accepted."""
+    no_delay = []
+    made = connection.Connection.connection_made
+
+    def noticed(self, transport):
+        no_delay.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        made(self, transport)
+
+    monkeypatch.setattr(connection.Connection, "connection_made", noticed)
+    assert server.http.get("/health").status_code == 200
+    assert no_delay and all(no_delay)
+
+
 def test_an_error_of_the_body_has_the_shape(serve):
     server = serve(max_body_bytes=1000)
     reply = server.http.post(TEXT, content=b"x" * 2000, headers={"content-type": "application/json"})
