@@ -5,16 +5,21 @@
 // and values of earlier steps while the kernel in front, the QKV product, still runs.
 //
 // A cluster of C blocks takes one sequence and one key/value head with the G query heads that share it. Its 4C warps
-// take TOKENS tokens of the context each, in turn; every warp has what it needs in its own part of shared memory, and
-// a softmax of its own:
+// take TOKENS tokens of the context each, in turn; every warp has a softmax of its own:
 //
 //     context   │ warp 0 of block 0 │ warp 0 of block 1 │ … │ warp 3 of block C-1 │ warp 0 of block 0 │ …
 //
-// The new token is one of these: whose turn it is puts its key and value where the copies have left zeros. In the end
+// The new token is one of these: whose turn it is puts its key and value where the loads have left zeros. In the end
 // block c owns D/C columns of the result. Every warp writes its share of them into that block's shared memory, and
 // after one meeting of the cluster each block adds up what it has got.
 //
-// Scores and values are products of 16 rows on tensor cores, of which G are in use.
+// Tensor cores multiply 16 × 16 by 16 × 8 numbers. The 8 are query heads, of which G are in use; the 16 are tokens for
+// the scores, columns of D for the result. Keys and values are loaded straight into the registers where they are
+// multiplied, with no shared memory between. Lane (g, t) = (l / 4, l % 4) has, 8 numbers at a time:
+//
+//     keys      of tokens g and g + 8: 8t … 8t + 7 of every 32 columns, as csrc/few_rows.cu has weights
+//     values    of tokens 2t, 2t + 1, 2t + 8 and 2t + 9: 8g … 8g + 7 of every 64 columns. mma wants two tokens in a
+//               register; number 2m of the eight becomes row g of product m, number 2m + 1 row g + 8
 //
 // Letters: S sequences, H query heads, K key/value heads, G = H/K, D head size, B block size (of the cache), N blocks.
 
@@ -30,7 +35,6 @@ using namespace labkit;
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
 constexpr int TOKENS = 16;  // of a warp's turn
-constexpr int STAGES = 2;   // turns that are on their way
 constexpr int LANES = 4;    // that add up one number of the result
 constexpr int HEADS = 3;    // of a warp: 8 of queries and a key among 4 warps
 
@@ -51,37 +55,26 @@ struct Decodes {
 // A block's shared memory.
 template <typename T, int D>
 struct Memory {
-    static constexpr int PIECES = D / 8, TILE = TOKENS * D * 2, STAGE = 2 * TILE, PADDED = D + 8;
+    static constexpr int PADDED = D + 32;
 
-    uint32_t turns;  // [WARPS, STAGES] keys and values [TOKENS, D] as tensor_cores.cuh has tiles
-    T* fresh;        // [2, D], the new key and value
-    T* query;        // [G, PADDED]: rows in different memory banks
-    float2* known;   // [4C, G] a warp's best score and its total of weights
-    float* parts;    // [4C, part], of each the sums [G, D/C], and some room
-    int part;        // their step: LANES neighbours in different memory banks
+    T* fresh;       // [2, D], the new key and value
+    T* query;       // [G, PADDED]: neighbours in different memory banks
+    float2* known;  // [4C, G] a warp's best score and its total of weights
+    float* parts;   // [4C, part], of each the sums [G, D/C], and some room
+    int part;       // their step: LANES neighbours in different memory banks
 
-    __device__ Memory(unsigned char* begin, int group, int blocks) : turns(shared_address(begin)) {
-        fresh = reinterpret_cast<T*>(begin + WARPS * STAGES * STAGE);
+    __device__ Memory(unsigned char* begin, int group, int blocks) {
+        fresh = reinterpret_cast<T*>(begin);
         query = fresh + 2 * D;
-        known = reinterpret_cast<float2*>(query + group * PADDED);
-        parts = reinterpret_cast<float*>(known + WARPS * blocks * group);
+        parts = reinterpret_cast<float*>(query + group * PADDED);
         part = group * (D / blocks) + 8;
+        known = reinterpret_cast<float2*>(parts + WARPS * blocks * part);
     }
 
     static int bytes(int group, int blocks) {
-        const int part = group * (D / blocks) + 8;
-        return WARPS * STAGES * STAGE + (2 * D + group * PADDED) * 2 + WARPS * blocks * (group * 8 + part * 4);
+        return (2 * D + group * PADDED) * 2 + WARPS * blocks * ((group * (D / blocks) + 8) * 4 + group * 8);
     }
 };
-
-// 16 bytes from global to shared memory, or zeros.
-__device__ inline void copy_or_zero(uint32_t to, const void* from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-
-__device__ inline void store_shared(uint32_t to, uint4 v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
 
 // A head [D], of which each lane of a warp has D/64 numbers of either half.
 template <typename T, int D>
@@ -124,42 +117,77 @@ struct Head {
     }
 };
 
-// A warp's tokens of the context, in its stages of shared memory.
+__device__ inline uint32_t word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
+// A warp's turn: 16 tokens of the context, each lane's part of them. What is not older than the new token is zeros.
 template <typename T, int D>
-struct Turns {
-    static constexpr int PIECES = Memory<T, D>::PIECES, TILE = Memory<T, D>::TILE;
+struct Turn {
+    uint4 keys[D / 32][2];    // of tokens g and g + 8
+    uint4 values[4][D / 64];  // of tokens 2t, 2t + 1, 2t + 8, 2t + 9
 
-    const T *keys, *values;  // of this head
-    const int* table;        // block table of the sequence
-    const Decodes& p;
-    int last;          // the new token's position
-    uint32_t stages;   // where they begin
-
-    __device__ uint32_t at(int stage) const { return stages + stage * Memory<T, D>::STAGE; }
-
-    // Starts to copy tokens first … first + TOKENS - 1 as far as they are older than the new one. The rest is zeros.
-    __device__ void fill(int stage, int first) const {
-        const int lane = threadIdx.x % 32, token = first + lane % TOKENS;
-        int64_t mine = -1;  // where token `token` lies
-        if (token < last)
-            mine = table[token / p.block_size] * p.cache_block + token % p.block_size * p.cache_token;
+    // Loads. mine: where token l % 16 of the turn begins in the pool, or -1
+    __device__ void load_keys(const T* from, int64_t mine) {
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-        for (int i = 0; i < PIECES / 2; i++) {
-            const int row = i * (32 / PIECES) + lane / PIECES, piece = lane % PIECES;
-            const int64_t from = __shfl_sync(~0u, mine, row);
-            const int64_t begin = (from < 0 ? 0 : from) + 8 * piece;
-            const uint32_t to = at(stage) + place<TOKENS>(row, piece);
-            copy_or_zero(to, keys + begin, from >= 0);
-            copy_or_zero(to + TILE, values + begin, from >= 0);
+        for (int half = 0; half < 2; half++) {
+            const int64_t begin = __shfl_sync(~0u, mine, g + 8 * half);
+#pragma unroll
+            for (int i = 0; i < D / 32; i++) keys[i][half] = load_once(from + begin + 32 * i + 8 * t, begin >= 0);
         }
-        close_copies();
+    }
+
+    __device__ void load_values(const T* from, int64_t mine) {
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int64_t begin = __shfl_sync(~0u, mine, 2 * t + i % 2 + i / 2 * 8);
+#pragma unroll
+            for (int j = 0; j < D / 64; j++) values[i][j] = load_once(from + begin + 64 * j + 8 * g, begin >= 0);
+        }
+    }
+
+    // Numbers 2 (i % 4) and 2 (i % 4) + 1 of every value's eight, two tokens side by side.
+    __device__ void value_rows(uint32_t (&rows)[4], int i) const {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const uint32_t a = word(values[2 * half][i / 4], i % 4), b = word(values[2 * half + 1][i / 4], i % 4);
+            rows[2 * half] = __byte_perm(a, b, 0x5410), rows[2 * half + 1] = __byte_perm(a, b, 0x7632);
+        }
+    }
+
+    // The new token is number `token` of the turn; its key and value are in shared memory.
+    __device__ void insert(const T* fresh, int token) {
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        const uint4 *key = reinterpret_cast<const uint4*>(fresh), *value = key + D / 8;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            if (token != g + 8 * half) continue;
+#pragma unroll
+            for (int i = 0; i < D / 32; i++) keys[i][half] = key[4 * i + t];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (token != 2 * t + i % 2 + i / 2 * 8) continue;
+#pragma unroll
+            for (int j = 0; j < D / 64; j++) values[i][j] = value[8 * j + g];
+        }
     }
 };
 
+// The most (or the sum) over the lanes that have the same two heads.
+template <bool MOST>
+__device__ inline float over_tokens(float x) {
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+        const float other = __shfl_xor_sync(~0u, x, step);
+        x = MOST ? fmaxf(x, other) : x + other;
+    }
+    return x;
+}
+
 template <typename T, int D>
 __global__ void __launch_bounds__(THREADS) few_decodes(const Decodes p) {
-    constexpr int TILE = Memory<T, D>::TILE, PIECES = Memory<T, D>::PIECES;
-    extern __shared__ __align__(1024) unsigned char shared[];
+    extern __shared__ __align__(16) unsigned char shared[];
     let_next_begin();
     const int rank = blockIdx.x, blocks = gridDim.x, kv_head = blockIdx.y, sequence = blockIdx.z, group = p.group;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -169,14 +197,18 @@ __global__ void __launch_bounds__(THREADS) few_decodes(const Decodes p) {
     const int context = p.lens[sequence], last = context - 1;
     const int lowest = p.window ? max(context - p.window, 0) : 0, step = TOKENS * WARPS * blocks;
     const int64_t of_head = kv_head * p.cache_head;
-    const Turns<T, D> turns{static_cast<const T*>(p.k) + of_head, static_cast<const T*>(p.v) + of_head,
-                            p.tables + sequence * p.table_row, p, last, memory.turns + warp * STAGES * 2 * TILE};
+    const T *keys = static_cast<const T*>(p.k) + of_head, *values = static_cast<const T*>(p.v) + of_head;
+    const int* table = p.tables + sequence * p.table_row;
+    auto where = [&](int first) -> int64_t {
+        const int token = first + lane % TOKENS;
+        if (token >= last) return -1;
+        return table[token / p.block_size] * p.cache_block + token % p.block_size * p.cache_token;
+    };
     int first = lowest + TOKENS * (warp * blocks + rank);
-#pragma unroll
-    for (int stage = 0; stage < STAGES; stage++) {
-        if (first + stage * step < context) turns.fill(stage, first + stage * step);
-        else close_copies();
-    }
+    int64_t mine = where(first);
+    Turn<T, D> turn;
+    turn.load_keys(keys, mine);
+    turn.load_values(values, mine);
     const bool has_last = context > 0 && (last - lowest) / TOKENS % blocks == rank;
     const int64_t slot = p.slots[sequence];
     const int64_t cached = slot / p.block_size * p.cache_block + slot % p.block_size * p.cache_token + of_head;
@@ -198,7 +230,7 @@ __global__ void __launch_bounds__(THREADS) few_decodes(const Decodes p) {
         if (head < group) heads[i].load(row + (kv_head * group + head) * D);
         if (has_last && head == group) heads[i].load(new_key);
     }
-    const bool has_value = has_last && warp == WARPS - 1 && lane < PIECES;
+    const bool has_value = has_last && warp == WARPS - 1 && lane < D / 8;
     if (has_value) new_value = reinterpret_cast<const uint4*>(new_key + p.kv_heads * D)[lane];
 #pragma unroll
     for (int i = 0; i < HEADS; i++) {
@@ -216,74 +248,68 @@ __global__ void __launch_bounds__(THREADS) few_decodes(const Decodes p) {
     }
     __syncthreads();
 
-    uint32_t query[D / 16][2];
+    uint4 query[D / 32];  // of head g, in the order of the keys
 #pragma unroll
-    for (int i = 0; i < D / 8; i++) {
-        const T* from = memory.query + g * Memory<T, D>::PADDED + 8 * i + 2 * t;
-        query[i / 2][i % 2] = g < group ? *reinterpret_cast<const uint32_t*>(from) : 0;
+    for (int i = 0; i < D / 32; i++) {
+        query[i] = uint4{0, 0, 0, 0};
+        if (g < group) query[i] = reinterpret_cast<const uint4*>(memory.query + g * Memory<T, D>::PADDED)[4 * i + t];
     }
-    float best = -INFINITY, total = 0, sums[D / 8][4] = {};
-    for (int stage = 0; first < context; first += step, stage = (stage + 1) % STAGES) {
-        wait_for_copies<STAGES - 1>();
-        __syncwarp();
-        const uint32_t keys = turns.at(stage), values = keys + TILE;
-        if (last - first < TOKENS) {  // it is the new token's turn
-            for (int i = lane; i < 2 * PIECES; i += 32) {
-                const uint4 part = reinterpret_cast<const uint4*>(memory.fresh)[i];
-                store_shared(keys + i / PIECES * TILE + place<TOKENS>(last - first, i % PIECES), part);
-            }
-            __syncwarp();
-        }
-        float scores[2][2][4] = {};  // of two halves of D, for 8 tokens and 8 more
+    // Of heads 2t and 2t + 1: best score, total of weights, and of the result 8 columns of every 64.
+    float best[2] = {-INFINITY, -INFINITY}, total[2] = {0, 0}, sums[D / 16][4] = {};
+    for (; first < context; first += step) {
+        if (last - first < TOKENS) turn.insert(memory.fresh, last - first);
+        mine = where(first + step);
+        float scores[2][4] = {};  // two sums each, of tokens g (0 and 1) and g + 8 (2 and 3), for both heads
 #pragma unroll
-        for (int k = 0; k < D / 16; k++) {
-            uint32_t b[4];
-            load_matrices<false>(b, keys + place<TOKENS>(lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
-            const uint32_t a[4] = {query[k][0], 0, query[k][1], 0};
-            mma<T>(scores[k % 2][0], a, b[0], b[1]);
-            mma<T>(scores[k % 2][1], a, b[2], b[3]);
+        for (int i = 0; i < D / 32; i++) {
+            const uint4 top = turn.keys[i][0], bottom = turn.keys[i][1];
+            mma<T>(scores[0], {top.x, bottom.x, top.y, bottom.y}, query[i].x, query[i].y);
+            mma<T>(scores[1], {top.z, bottom.z, top.w, bottom.w}, query[i].z, query[i].w);
         }
-        float weights[4], highest = best;
+        turn.load_keys(keys, mine);
+        float weights[4], shrink[2];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int token = first + i / 2 * 8 + 2 * t + i % 2;
-            weights[i] = token < context ? (scores[0][i / 2][i % 2] + scores[1][i / 2][i % 2]) * p.scale : -INFINITY;
-            highest = fmaxf(highest, weights[i]);
+        for (int i = 0; i < 4; i++)
+            weights[i] = first + g + i / 2 * 8 < context ? (scores[0][i] + scores[1][i]) * p.scale : -INFINITY;
+#pragma unroll
+        for (int head = 0; head < 2; head++) {
+            const float highest = fmaxf(best[head], over_tokens<true>(fmaxf(weights[head], weights[head + 2])));
+            shrink[head] = power_of_two(best[head] - highest);  // the first token is inside, so highest is finite
+            best[head] = highest;
+            weights[head] = power_of_two(weights[head] - highest);
+            weights[head + 2] = power_of_two(weights[head + 2] - highest);
+            total[head] = total[head] * shrink[head] + weights[head] + weights[head + 2];
         }
-        highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
-        highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));  // finite: the first token is inside
-        const float shrink = power_of_two(best - highest);
-        best = highest, total *= shrink;
+        const uint32_t early = transposed(pack<T>(weights[0], weights[1]));
+        const uint32_t late = transposed(pack<T>(weights[2], weights[3]));
 #pragma unroll
-        for (int i = 0; i < 4; i++) total += weights[i] = power_of_two(weights[i] - best);
-        const uint32_t a[4] = {pack<T>(weights[0], weights[1]), 0, pack<T>(weights[2], weights[3]), 0};
+        for (int i = 0; i < D / 16; i++) {
 #pragma unroll
-        for (int n = 0; n < D / 16; n++) {
-            uint32_t b[4];
-            load_matrices<true>(b, values + place<TOKENS>(lane / 8 % 2 * 8 + lane % 8, 2 * n + lane / 16));
-            sums[2 * n][0] *= shrink, sums[2 * n][1] *= shrink, sums[2 * n + 1][0] *= shrink, sums[2 * n + 1][1] *= shrink;
-            mma<T>(sums[2 * n], a, b[0], b[1]);
-            mma<T>(sums[2 * n + 1], a, b[2], b[3]);
+            for (int j = 0; j < 4; j++) sums[i][j] *= shrink[j % 2];
+            uint32_t v[4];
+            turn.value_rows(v, i);
+            mma<T>(sums[i], v, early, late);
         }
-        __syncwarp();
-        if (first + STAGES * step < context) turns.fill(stage, first + STAGES * step);
-        else close_copies();
+        turn.load_values(values, mine);
     }
-    total += __shfl_xor_sync(~0u, total, 1);
-    total += __shfl_xor_sync(~0u, total, 2);
+#pragma unroll
+    for (int head = 0; head < 2; head++) total[head] = over_tokens<false>(total[head]);
 
-    const int mine = warp * blocks + rank, columns = D / blocks;
+    const int number_of_warp = warp * blocks + rank, columns = D / blocks;
     wait_for_cluster();  // all of its blocks have begun
-    if (g < group) {
-        for (int block = t; block < blocks; block += 4)
-            store_in_block(shared_address(memory.known + mine * group + g), block, float2{best, total});
-        if (total > 0) {
 #pragma unroll
-            for (int n = 0; n < D / 8; n++) {
-                const int d = 8 * n + 2 * t;
-                const uint32_t to = shared_address(memory.parts + mine * memory.part + g * columns + d % columns);
-                store_in_block(to, d / columns, float2{sums[n][0], sums[n][1]});
-            }
+    for (int i = 0; i < 2; i++) {
+        const int head = 2 * t + i;
+        if (head >= group) continue;
+        const uint32_t known = shared_address(memory.known + number_of_warp * group + head);
+        for (int block = g; block < blocks; block += 8) store_in_block(known, block, float2{best[i], total[i]});
+        if (total[i] == 0) continue;
+#pragma unroll
+        for (int j = 0; j < D / 32; j++) {  // four columns that lie side by side
+            const int d = j / 2 * 64 + 8 * g + j % 2 * 4;
+            const float* to = memory.parts + number_of_warp * memory.part + head * columns + d % columns;
+            store_in_block(shared_address(to), d / columns,
+                           float4{sums[2 * j][i], sums[2 * j][i + 2], sums[2 * j + 1][i], sums[2 * j + 1][i + 2]});
         }
     }
     arrive_in_cluster();
@@ -324,11 +350,10 @@ cudaError_t launch(const Decodes& p, int sequences, int blocks, cudaStream_t str
     config.dynamicSmemBytes = Memory<T, D>::bytes(p.group, blocks);
     config.stream = stream;
     const auto kernel = few_decodes<T, D>;
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             static_cast<int>(config.dynamicSmemBytes));
-    if (error == cudaSuccess && blocks > 8)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    if (error != cudaSuccess) return error;
+    if (blocks > 8) {
+        const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+        if (error != cudaSuccess) return error;
+    }
     cudaLaunchAttribute attributes[2]{};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = blocks, attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;

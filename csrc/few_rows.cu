@@ -44,17 +44,6 @@ struct Product {
     float eps;
 };
 
-// 16 bytes that are read once.
-__device__ inline uint4 load_once(const void* from, bool there) {
-    uint4 v{0, 0, 0, 0};
-    asm volatile(
-        "{.reg .pred there; setp.ne.b32 there, %5, 0;\n"
-        "@there ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];}"
-        : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
-        : "l"(from), "r"(static_cast<int>(there)));
-    return v;
-}
-
 // x × weight, rounded; adds x² to `squares`.
 __device__ inline uint32_t scale_pair(uint32_t x, uint32_t weight, float& squares) {
     const auto pair = reinterpret_cast<const __nv_bfloat162&>(x);

@@ -40,6 +40,17 @@ struct alignas(COUNT * sizeof(T)) Vector {
     T at[COUNT];
 };
 
+// 16 bytes that nobody else will want soon, or zeros.
+__device__ inline uint4 load_once(const void* from, bool there) {
+    uint4 v{0, 0, 0, 0};
+    asm volatile(
+        "{.reg .pred there; setp.ne.b32 there, %5, 0;\n"
+        "@there ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];}"
+        : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+        : "l"(from), "r"(static_cast<int>(there)));
+    return v;
+}
+
 // Programmatic dependent launch, on Hopper: the kernel behind this one may begin, and: the kernel in front of this one
 // has ended, and what it wrote can be read. labkit/kernels/launch.py says how the two belong together.
 __device__ inline void let_next_begin() {
@@ -69,14 +80,25 @@ __device__ inline void wait_for_cluster() {
 #endif
 }
 
-// Writes where `to`, an address of this block's shared memory, lies in another block's of the cluster.
-__device__ inline void store_in_block(uint32_t to, int block, float2 value) {
+// Where `to`, an address of this block's shared memory, lies in another block's of the cluster.
+__device__ inline uint32_t in_block(uint32_t to, int block) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{.reg .u32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
-        "st.shared::cluster.v2.f32 [there], {%2, %3};}" ::"r"(to),
-        "r"(block), "f"(value.x), "f"(value.y)
-        : "memory");
+    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(to) : "r"(block));
+#endif
+    return to;
+}
+
+__device__ inline void store_in_block(uint32_t to, int block, float2 v) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(in_block(to, block)), "f"(v.x), "f"(v.y) : "memory");
+#endif
+}
+
+__device__ inline void store_in_block(uint32_t to, int block, float4 v) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(in_block(to, block)), "f"(v.x), "f"(v.y),
+                 "f"(v.z), "f"(v.w)
+                 : "memory");
 #endif
 }
 

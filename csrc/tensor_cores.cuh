@@ -91,6 +91,12 @@ __device__ inline void mma(float* sums, const uint32_t (&a)[4], uint32_t b0, uin
         LABKIT_MMA("bf16");
 }
 
+// An 8 × 8 matrix of 16-bit numbers, of which lane l has columns 2 (l % 4), + 1 of row l / 4: its transpose.
+__device__ inline uint32_t transposed(uint32_t m) {
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(m));
+    return m;
+}
+
 // Four 8 × 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8.
 template <bool TRANSPOSED>
 __device__ inline void load_matrices(uint32_t (&m)[4], uint32_t row) {
