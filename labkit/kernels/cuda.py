@@ -29,14 +29,15 @@ CAPABILITY = (8, 0)  # the oldest that it runs on: Ampere, with bfloat16 and cop
 HOPPER = (9, 0)  # whose own tensor core instructions it uses
 HEAD_DIMS = (64, 128)
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as csrc/rms_norm.cu numbers them
-FEW_ROWS = range(3, 9)  # csrc/few_rows.cu takes 1 to 8; of fewer Triton's kernels are faster
+FEW_ROWS = range(2, 9)  # csrc/few_rows.cu takes 1 to 8; of one Triton's kernels are faster
+MOST_WEIGHTS = 1 << 26  # of a product for few rows; with more cuBLAS is faster
 FLASH_ROWS = 128  # tokens × query heads of a group in a tile; csrc/flash_attention.cu's ROWS
 MAX_WIDTH, MAX_UNALIGNED_WIDTH = 16384, 8192
 POINTER, SIZE, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 FUNCTIONS = {
     "labkit_rms_norm": (*[POINTER] * 4, *[SIZE] * 6, FLOAT, SIZE, POINTER),
     "labkit_few_rows": (*[POINTER] * 6, *[SIZE] * 5, FLOAT, *[SIZE] * 3, POINTER),
-    "labkit_few_decodes": (*[POINTER] * 11, ctypes.POINTER(SIZE), *[SIZE] * 6, FLOAT, SIZE, SIZE, POINTER),
+    "labkit_few_decodes": (*[POINTER] * 12, ctypes.POINTER(SIZE), *[SIZE] * 7, FLOAT, SIZE, SIZE, POINTER),
     "labkit_flash_attention": (*[POINTER] * 8, ctypes.POINTER(SIZE), *[SIZE] * 7, POINTER),
 }
 
@@ -129,7 +130,7 @@ def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps: 
 
 
 def takes_few_rows(x: Tensor, weight: Tensor, norm: Tensor | None = None) -> bool:
-    """Whether `few_rows` can compute this: FEW_ROWS rows of 16-bit numbers, all at multiples of 16 bytes.
+    """Whether `few_rows` should compute this: FEW_ROWS rows of 16-bit numbers, all at multiples of 16 bytes.
 
     With a norm only bfloat16: x × weight, before it is scaled, may be too large for float16.
     """
@@ -140,6 +141,7 @@ def takes_few_rows(x: Tensor, weight: Tensor, norm: Tensor | None = None) -> boo
     return (
         x.device.type == "cuda"
         and x.shape[0] in FEW_ROWS
+        and weight.numel() <= MOST_WEIGHTS
         and x.dtype == weight.dtype
         and x.dtype in ((torch.float16, torch.bfloat16) if norm is None else (torch.bfloat16,))
         and aligned

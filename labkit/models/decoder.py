@@ -164,6 +164,7 @@ class Decoder:
                 layer.k_norm,
                 self.config.rms_norm_eps,
                 window,
+                ahead=layer.gate_up,
             )
         q = qkv_rope.norm_rope_store_triton(
             qkv,
