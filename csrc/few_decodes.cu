@@ -2,8 +2,7 @@
 //
 // What it computes is labkit/kernels/qkv_rope.py's and decode_attention.py's, which describe it. A few sequences have
 // little to read, so that most of the time of two kernels is beginning, waiting and ending. This one reads the keys
-// and values of earlier steps while the kernel in front, the QKV product, still runs. While it works itself the memory
-// has next to nothing to do; so it begins to move weights that come soon into the L2 cache.
+// and values of earlier steps while the kernel in front, the QKV product, still runs.
 //
 // A cluster of C blocks takes one sequence and one key/value head with the G query heads that share it. Its 4C warps
 // take TOKENS tokens of the context each, in turn; every warp has a softmax of its own:
@@ -47,8 +46,6 @@ struct Decodes {
     const int *tables, *lens;           // [S, W], [S], the new token included; 0: gives zeros, and is not stored
     void *k, *v;                        // [N, B, K, D], in the same order
     void* out;                          // [S, H, D]
-    const void* ahead;                  // what to move into L2, or null
-    int64_t ahead_bytes;                // a multiple of 16
     // Steps between neighbours of a dimension, in numbers.
     int64_t qkv_row, table_row, cache_block, cache_token, cache_head;
     int kv_heads, group, block_size, window;  // window 0: none
@@ -221,11 +218,6 @@ __global__ void __launch_bounds__(THREADS) few_decodes(const Decodes p) {
     if (p.q_norm) q_norm.load(static_cast<const T*>(p.q_norm)), k_norm.load(static_cast<const T*>(p.k_norm));
     arrive_in_cluster();
     wait_for_previous();
-    if (p.ahead && threadIdx.x == 0) {  // now: earlier it would compete with the weights of the kernel in front
-        const int64_t number = (sequence * gridDim.y + kv_head) * blocks + rank, of = gridDim.z * gridDim.y * blocks;
-        const int64_t from = p.ahead_bytes / 16 * number / of * 16, to = p.ahead_bytes / 16 * (number + 1) / of * 16;
-        move_into_l2(static_cast<const char*>(p.ahead) + from, static_cast<uint32_t>(to - from));
-    }
 
     // Each block for itself: its query heads, and if the new token is one of its own, that one's key and value.
     const T* row = static_cast<const T*>(p.qkv) + sequence * p.qkv_row;
@@ -373,15 +365,15 @@ cudaError_t launch(const Decodes& p, int sequences, int blocks, cudaStream_t str
 
 }  // namespace
 
-// Shapes and steps as in Decodes, whose fields these are: pointers qkv … ahead, steps, then sizes. blocks: C, a power of
+// Shapes and steps as in Decodes, whose fields these are: pointers qkv … out, steps, then sizes. blocks: C, a power of
 // two, at most 16. For head sizes of 64 and 128, groups of at most 8 heads, and what is read 16 bytes at once at
 // multiples of 16 bytes. Returns a cudaError_t.
 extern "C" int labkit_few_decodes(const void* qkv, const void* q_norm, const void* k_norm, const float* cos_sin,
                                   const int* positions, const int64_t* slots, const int* tables, const int* lens,
-                                  void* k, void* v, void* out, const void* ahead, const int64_t* steps,
-                                  int64_t ahead_bytes, int64_t sequences, int64_t kv_heads, int64_t group, int64_t head_dim, int64_t block_size, int64_t window,
+                                  void* k, void* v, void* out, const int64_t* steps, int64_t sequences,
+                                  int64_t kv_heads, int64_t group, int64_t head_dim, int64_t block_size, int64_t window,
                                   float eps, int64_t blocks, int64_t bfloat16, void* stream) {
-    Decodes p{qkv, q_norm, k_norm, cos_sin, positions, slots, tables, lens, k, v, out, ahead, ahead_bytes};
+    Decodes p{qkv, q_norm, k_norm, cos_sin, positions, slots, tables, lens, k, v, out};
     p.qkv_row = steps[0], p.table_row = steps[1];
     p.cache_block = steps[2], p.cache_token = steps[3], p.cache_head = steps[4];
     p.kv_heads = static_cast<int>(kv_heads), p.group = static_cast<int>(group);

@@ -51,13 +51,6 @@ __device__ inline uint4 load_once(const void* from, bool there) {
     return v;
 }
 
-// Begins to copy into the L2 cache; `bytes` a multiple of 16. Before Hopper it does nothing.
-__device__ inline void move_into_l2(const void* from, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-    if (bytes > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
-}
-
 // Programmatic dependent launch, on Hopper: the kernel behind this one may begin, and: the kernel in front of this one
 // has ended, and what it wrote can be read. labkit/kernels/launch.py says how the two belong together.
 __device__ inline void let_next_begin() {

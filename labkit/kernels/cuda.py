@@ -37,7 +37,7 @@ POINTER, SIZE, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 FUNCTIONS = {
     "labkit_rms_norm": (*[POINTER] * 4, *[SIZE] * 6, FLOAT, SIZE, POINTER),
     "labkit_few_rows": (*[POINTER] * 6, *[SIZE] * 5, FLOAT, *[SIZE] * 3, POINTER),
-    "labkit_few_decodes": (*[POINTER] * 12, ctypes.POINTER(SIZE), *[SIZE] * 7, FLOAT, SIZE, SIZE, POINTER),
+    "labkit_few_decodes": (*[POINTER] * 11, ctypes.POINTER(SIZE), *[SIZE] * 6, FLOAT, SIZE, SIZE, POINTER),
     "labkit_flash_attention": (*[POINTER] * 8, ctypes.POINTER(SIZE), *[SIZE] * 7, POINTER),
 }
 

@@ -19,7 +19,6 @@ from labkit.kernels.attention_batch import AttentionBatch
 MOST = 8  # sequences; of more, two kernels of Triton's are faster
 MAX_GROUP = 8  # query heads of a key/value head: half the rows of a product on tensor cores
 BLOCKS = 264 * 128  # blocks × head size that all sequences and heads share: two for each of 132 multiprocessors
-AHEAD_BYTES = 16 << 20  # of the weights that come next: what memory can read in the time
 MAX_CLUSTER = 8  # blocks of one sequence and head; more are not promised by every GPU
 
 
@@ -58,7 +57,6 @@ def few_decodes(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
     window: int | None = None,
-    ahead: Tensor | None = None,
     cluster: int | None = None,
 ) -> Tensor:
     """Stores each sequence's new key and value, then lets its new token attend to all it has.
@@ -75,8 +73,6 @@ def few_decodes(
         batch: S decodes and no prompts; a sequence of 0 tokens (a padded row) gives zeros and stores nothing
         q_norm, k_norm: [D], weights of the norm of every query and key head; both or none
         window: a token sees itself and the window - 1 tokens before it; None: all of them
-        ahead: weights that will be needed soon. The first AHEAD_BYTES of them are brought into the L2 cache, as long as
-            memory has nothing else to do.
         cluster: blocks that share a sequence and a head, a power of two; for measuring. None: the best known
 
     Returns:
@@ -88,14 +84,12 @@ def few_decodes(
     out = torch.empty(sequences, heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     norms = [None if norm is None else norm.data_ptr() for norm in (q_norm, k_norm)]
     tensors = (cos_sin, positions, batch.slot_mapping, batch.block_tables, batch.context_lens, k_cache, v_cache, out)
-    ahead_bytes = 0 if ahead is None else min(ahead.nbytes, AHEAD_BYTES) // 16 * 16
     steps = (qkv.stride(0), batch.block_tables.stride(0), *k_cache.stride()[:3])
     if cluster is None:
         cluster = min(MAX_CLUSTER, 1 << (max(1, BLOCKS // (head_dim * sequences * kv_heads)).bit_length() - 1))
     sizes = (sequences, kv_heads, heads // kv_heads, head_dim, block_size, window or 0)
     cuda.call(
         "labkit_few_decodes", qkv.device, qkv.data_ptr(), *norms, *[tensor.data_ptr() for tensor in tensors],
-        None if ahead is None else ahead.data_ptr(), (cuda.SIZE * len(steps))(*steps), ahead_bytes, *sizes, eps,
-        cluster, qkv.dtype == torch.bfloat16,
+        (cuda.SIZE * len(steps))(*steps), *sizes, eps, cluster, qkv.dtype == torch.bfloat16,
     )  # fmt: skip
     return out

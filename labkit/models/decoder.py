@@ -164,7 +164,6 @@ class Decoder:
                 layer.k_norm,
                 self.config.rms_norm_eps,
                 window,
-                ahead=layer.gate_up,
             )
         q = qkv_rope.norm_rope_store_triton(
             qkv,

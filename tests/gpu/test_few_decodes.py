@@ -56,22 +56,13 @@ class Layer:
             self.norms = list(torch.randn(2, head_dim, device=DEVICE).to(dtype).unbind())
         row = (heads + 2 * kv_heads) * head_dim
         self.qkv = torch.randn(len(lengths), row + 8, device=DEVICE).to(dtype)[:, :row]
-        self.ahead = torch.randn(3, 5, 7, device=DEVICE)
         torch.cuda.synchronize()  # the kernel reads before the one in front of it has ended
 
     def run(self, window: int | None = None, cluster: int | None = None) -> Tensor:
         caches = self.pool.unbind(0)
         assert few_decodes.takes_few_decodes(self.qkv, self.positions, *caches, self.batch)
         return few_decodes.few_decodes(
-            self.qkv,
-            self.positions,
-            self.cos_sin,
-            *caches,
-            self.batch,
-            *self.norms,
-            window=window,
-            ahead=self.ahead,
-            cluster=cluster,
+            self.qkv, self.positions, self.cos_sin, *caches, self.batch, *self.norms, window=window, cluster=cluster
         )
 
     def want(self, window: int | None) -> tuple[Tensor, Tensor]:
