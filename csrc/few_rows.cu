@@ -17,16 +17,16 @@
 //
 // On Hopper the first weights are loaded before the kernel in front has ended (programmatic dependent launch).
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
+#include "gpu.cuh"
 #include "tensor_cores.cuh"
 
 namespace {
+
+using namespace labkit;
 
 constexpr int MOST_WARPS = 16, MOST_ROWS = 8;
 constexpr int STEPS = 8, CHUNK = 32 * STEPS;  // columns of W that a warp has on their way
@@ -43,43 +43,6 @@ struct Product {
     int rows, width, outputs;
     float eps;
 };
-
-__device__ inline float wide(__half x) { return __half2float(x); }
-__device__ inline float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
-
-template <typename T>
-__device__ inline T narrow(float x);
-template <>
-__device__ inline __half narrow(float x) {
-    return __float2half_rn(x);
-}
-template <>
-__device__ inline __nv_bfloat16 narrow(float x) {
-    return __float2bfloat16_rn(x);
-}
-
-// 16 bytes that are read once.
-__device__ inline uint4 load_once(const void* from, bool there) {
-    uint4 v{0, 0, 0, 0};
-    asm volatile(
-        "{.reg .pred there; setp.ne.b32 there, %5, 0;\n"
-        "@there ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];}"
-        : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
-        : "l"(from), "r"(static_cast<int>(there)));
-    return v;
-}
-
-__device__ inline void let_next_begin() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-__device__ inline void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 // x × weight, rounded; adds x² to `squares`.
 __device__ inline uint32_t scale_pair(uint32_t x, uint32_t weight, float& squares) {
@@ -163,8 +126,8 @@ __global__ void __launch_bounds__(MOST_WARPS * 32) few_rows(const Product p) {
             }
             const uint4 top = a[step][0], bottom = a[step][1];
             const uint32_t low[4] = {top.x, bottom.x, top.y, bottom.y}, high[4] = {top.z, bottom.z, top.w, bottom.w};
-            labkit::mma<T>(sums, low, b[step].x, b[step].y);
-            labkit::mma<T>(sums, high, b[step].z, b[step].w);
+            mma<T>(sums, low, b[step].x, b[step].y);
+            mma<T>(sums, high, b[step].z, b[step].w);
             load_weights(step, begin + warps * CHUNK);
         }
     }

@@ -17,6 +17,7 @@
 
 #include <cmath>
 
+#include "gpu.cuh"
 #include "tensor_cores.cuh"
 
 namespace {
@@ -105,17 +106,11 @@ struct Ring {
     // any more: it can be filled.
     __device__ uint32_t take() {
         wait_for_copies<STAGES - 2>();
+        show_to_products();
         __syncthreads();
         return memory + following(filled) * STAGE_BYTES;
     }
 };
-
-// 2^x, to 2 bits of the last place; what is too small is 0
-__device__ inline float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // What is known of two rows after some tiles. The four lanes that share a row agree on `best`, the exponent that is
 // taken off its scores; each has its own part of the `total` of weights.

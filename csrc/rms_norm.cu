@@ -4,12 +4,13 @@
 // the row in registers: COUNT vectors of WIDE numbers, loaded 16 bytes at once where strides and addresses allow it,
 // else one by one. The sum of squares is float32.
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
+#include "gpu.cuh"
+
 namespace {
+
+using namespace labkit;
 
 constexpr int BLOCK = 256, MOST_LANES = 512;
 
@@ -22,30 +23,6 @@ struct Rows {
     uint32_t rows, heads;
     int width;
     float eps;
-};
-
-__device__ inline float wide(float x) { return x; }
-__device__ inline float wide(__half x) { return __half2float(x); }
-__device__ inline float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
-
-template <typename T>
-__device__ inline T narrow(float x);
-template <>
-__device__ inline float narrow(float x) {
-    return x;
-}
-template <>
-__device__ inline __half narrow(float x) {
-    return __float2half_rn(x);
-}
-template <>
-__device__ inline __nv_bfloat16 narrow(float x) {
-    return __float2bfloat16_rn(x);
-}
-
-template <typename T, int WIDE>
-struct alignas(WIDE * sizeof(T)) Vector {
-    T at[WIDE];
 };
 
 // The sum over all lanes of a row; `shared` has a place for every warp of the block.

@@ -63,10 +63,14 @@ __device__ inline void copy_async(uint32_t to, const void* from) {
 
 __device__ inline void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until all but the last PENDING groups of this thread's copies are there, for it and for the tensor cores.
+// Until all but the last PENDING groups of this thread's copies are there, for this thread.
 template <int PENDING>
 __device__ inline void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// What this thread has in shared memory is there for `multiply`, too.
+__device__ inline void show_to_products() {
 #if LABKIT_WGMMA
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
@@ -85,6 +89,27 @@ __device__ inline void mma(float* sums, const uint32_t (&a)[4], uint32_t b0, uin
         LABKIT_MMA("f16");
     else
         LABKIT_MMA("bf16");
+}
+
+// An 8 × 8 matrix of 16-bit numbers, of which lane l has columns 2 (l % 4), + 1 of row l / 4: its transpose.
+__device__ inline uint32_t transposed(uint32_t m) {
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(m));
+    return m;
+}
+
+// Four 8 × 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8.
+template <bool TRANSPOSED>
+__device__ inline void load_matrices(uint32_t (&m)[4], uint32_t row) {
+    if constexpr (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                     : "r"(row)
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                     : "r"(row)
+                     : "memory");
 }
 
 #if LABKIT_WGMMA
@@ -129,23 +154,6 @@ template <int ROWS>
 __device__ inline uint64_t describe(uint32_t begin) {
     constexpr uint64_t PANELS = ROWS * 128 / 16, EIGHT_ROWS = 8 * 128 / 16;
     return uint64_t{1} << 62 | EIGHT_ROWS << 32 | PANELS << 16 | (begin & 0x3FFFF) >> 4;
-}
-
-#else
-
-// Four 8 × 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8.
-template <bool TRANSPOSED>
-__device__ inline void load_matrices(uint32_t (&m)[4], uint32_t row) {
-    if constexpr (TRANSPOSED)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                     : "r"(row)
-                     : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                     : "r"(row)
-                     : "memory");
 }
 
 #endif

@@ -203,7 +203,7 @@ def _fallbacks(device: torch.device) -> list[Fact]:
             "kernels cuda",
             f"refused: {reason}"
             if reason
-            else "products for few rows, RMSNorm and prompt attention in CUDA C++, the rest Triton's",
+            else "few rows' operations, RMSNorm and prompt attention in CUDA C++, the rest Triton's",
         )
     )
     if device.type == "cpu":

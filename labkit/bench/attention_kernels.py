@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from labkit.bench.kernels import CACHE_BYTES, KernelRow, in_turn, median_us
-from labkit.kernels import cuda, decode_attention, prefill_attention, qkv_rope
+from labkit.kernels import cuda, decode_attention, few_decodes, prefill_attention, qkv_rope
 from labkit.kernels.attention_batch import AttentionBatch
 from labkit.kernels.tiles import CUDA_TILE, prefill_tile
 
@@ -27,6 +27,7 @@ MAX_SETS = 64
 DECODES = [(256, 800), (64, 400), (8, 400), (1, 400), (1, 16384)]  # sequences, tokens of each
 PROMPTS = [(8, 2048), (32, 512), (1, 8192)]
 TOKENS = [8192, 256, 1]  # of QK-norm, RoPE and KV store
+FEW = "QK-norm, RoPE, store, attention, CUDA C++"
 SDPA = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 
@@ -34,6 +35,8 @@ def attention_rows(device: torch.device, copied: float, in_cuda: bool) -> Iterat
     """Measures all of them; `copied` is the bandwidth of a copy in bytes a second, in_cuda: also CUDA C++'s."""
     for sequences, context in DECODES:
         yield decode_row(device, copied, sequences, context)
+        if in_cuda and sequences <= few_decodes.MOST and torch.cuda.get_device_capability(device) >= cuda.HOPPER:
+            yield few_decodes_row(device, copied, sequences, context)
     for sequences, length in PROMPTS:
         yield from prefill_rows(device, copied, sequences, length, in_cuda)
     for tokens in TOKENS:
@@ -48,15 +51,24 @@ def row(
     return KernelRow(op, shape, dtype, size, us, reference_us, reference, rate / 1e9, rate / copied, flops)
 
 
+class Decodes:
+    """Sequences of `context` tokens: several sets of them, whose blocks lie scattered over one pool."""
+
+    def __init__(self, device: torch.device, sequences: int, context: int):
+        width = -(-context // BLOCK)
+        self.shape = f"{sequences} x {context}"
+        self.kv_bytes = 2 * sequences * context * KV_HEADS * HEAD_DIM * DTYPE.itemsize
+        sets = max(1, min(MAX_SETS, math.ceil(CACHE_BYTES / self.kv_bytes)))
+        self.k, self.v = _pool(sets * sequences * width, device)
+        self.tables = torch.randperm(sets * sequences * width, device=device).int().view(sets, sequences, width)
+        self.lens = torch.full((sequences,), context, dtype=torch.int32, device=device)
+
+
 def decode_row(device: torch.device, copied: float, sequences: int, context: int) -> KernelRow:
-    """Blocks lie scattered over the pool, and every set of inputs has its own."""
-    width = -(-context // BLOCK)
-    size = 2 * sequences * context * KV_HEADS * HEAD_DIM * DTYPE.itemsize
-    sets = max(1, min(MAX_SETS, math.ceil(CACHE_BYTES / size)))
-    k, v = _pool(sets * sequences * width, device)
-    tables = torch.randperm(sets * sequences * width, device=device).int().view(sets, sequences, width)
-    lens = torch.full((sequences,), context, dtype=torch.int32, device=device)
-    inputs: list[tuple[Tensor, ...]] = [(_normal(device, sequences, HEADS, HEAD_DIM), table) for table in tables]
+    """Attention alone."""
+    decodes = Decodes(device, sequences, context)
+    k, v, lens = decodes.k, decodes.v, decodes.lens
+    inputs: list[tuple[Tensor, ...]] = [(_normal(device, sequences, HEADS, HEAD_DIM), one) for one in decodes.tables]
 
     def ours(q: Tensor, table: Tensor) -> Tensor:
         return decode_attention.decode_attention_triton(q, k, v, table, lens, context)
@@ -64,10 +76,34 @@ def decode_row(device: torch.device, copied: float, sequences: int, context: int
     def reference(q: Tensor, table: Tensor) -> Tensor:
         return decode_attention.decode_attention(q, k, v, AttentionBatch(lens, table, lens, context))
 
-    size += 2 * inputs[0][0].nbytes + tables[0].nbytes
+    size = decodes.kv_bytes + 2 * inputs[0][0].nbytes + decodes.tables[0].nbytes
     us, reference_us = in_turn(ours, inputs), in_turn(reference, inputs[:4])
-    shape = f"{sequences} x {context}"
-    return row(copied, "decode attention", shape, size, us, reference_us, "gather + SDPA")
+    return row(copied, "decode attention", decodes.shape, size, us, reference_us, "gather + SDPA")
+
+
+def few_decodes_row(device: torch.device, copied: float, sequences: int, context: int) -> KernelRow:
+    """Everything between the QKV product and the next one, in one kernel, beside the two of Triton's."""
+    decodes = Decodes(device, sequences, context)
+    k, v, lens = decodes.k, decodes.v, decodes.lens
+    q_norm, k_norm = _normal(device, 2, HEAD_DIM).unbind()
+    table, positions = torch.randn(context, HEAD_DIM, device=device), lens - 1
+    slots = decodes.tables[..., -1].long() * BLOCK + (context - 1) % BLOCK
+    width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    inputs: list[tuple[Tensor, ...]] = [
+        (_normal(device, sequences, width), *one) for one in zip(decodes.tables, slots, strict=True)
+    ]
+
+    def ours(qkv: Tensor, blocks: Tensor, slot: Tensor) -> Tensor:
+        batch = AttentionBatch(slot, blocks, lens, context)
+        return few_decodes.few_decodes(qkv, positions, table, k, v, batch, q_norm, k_norm)
+
+    def two(qkv: Tensor, blocks: Tensor, slot: Tensor) -> Tensor:
+        q = qkv_rope.norm_rope_store_triton(qkv, positions, table, k, v, slot, q_norm, k_norm)
+        return decode_attention.decode_attention_triton(q, k, v, blocks, lens, context)
+
+    us, reference_us = in_turn(ours, inputs), in_turn(two, inputs)
+    size = decodes.kv_bytes + 2 * inputs[0][0].nbytes + decodes.tables[0].nbytes
+    return row(copied, FEW, decodes.shape, size, us, reference_us, "two kernels of Triton's")
 
 
 def prefill_rows(

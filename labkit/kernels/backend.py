@@ -1,8 +1,8 @@
 """Devices, number formats and kernel backends: what this machine can run, and what is picked.
 
 An operation has up to four versions: ``torch`` (the reference that defines it, on any device), ``triton``, ``cuda``
-(CUDA C++: products for few rows, RMSNorm and the attention of prompts; the others are Triton's then) and ``cpp``, what
-"auto" means for float32 on a CPU with a C++ compiler. On a GPU "auto" is Triton with the products of CUDA C++.
+(CUDA C++: what few rows need, RMSNorm and the attention of prompts; the others are Triton's then) and ``cpp``, what
+"auto" means for float32 on a CPU with a C++ compiler. On a GPU "auto" is Triton with what CUDA C++ has for few rows.
 
 The function that everybody calls picks: it asks `on_cpp`, `on_cuda` and `on_triton`, hands over to the first that says
 yes, and is itself the ``torch`` version. So a lesson that replaces the function replaces all of them.
@@ -20,7 +20,7 @@ from labkit.kernels import cuda, native
 from labkit.kernels.jit import interpreted, triton
 
 BACKENDS = ("torch", "triton", "cuda")
-FASTEST = "triton + cuda"  # Triton, with products for few rows in CUDA C++: cannot be forced
+FASTEST = "triton + cuda"  # Triton, with what few rows need in CUDA C++: cannot be forced
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 BFLOAT16_SINCE = (8, 0)  # compute capability (Ampere); older GPUs only emulate it, slowly
 TRITON_SINCE = (7, 5)  # compute capability (Turing)
@@ -128,8 +128,8 @@ def unavailable(
 def choose(kernels: str, device: torch.device, dtype: torch.dtype | None = None, head_dim: int | None = None) -> str:
     """The backend that `kernels` of the configuration means on this device.
 
-    `auto` is triton on a GPU that it can run on, with the products of CUDA C++ if they can be built; on a CPU cpp for
-    float32 if it can be built; otherwise torch.
+    `auto` is triton on a GPU that it can run on, with CUDA C++'s operations for few rows if they can be built; on a CPU
+    cpp for float32 if it can be built; otherwise torch.
 
     Raises:
         KernelError: a backend is forced that cannot run here, with the reason.
@@ -150,7 +150,7 @@ def choose(kernels: str, device: torch.device, dtype: torch.dtype | None = None,
 
 
 def without_few_rows(device: torch.device, dtype: torch.dtype | None = None) -> str | None:
-    """Why the products for few rows in CUDA C++ cannot run on a GPU; None if they can."""
+    """Why the operations for few rows in CUDA C++ cannot run on a GPU; None if they can."""
     known = facts(device)
     assert known.capability is not None
     if dtype == torch.float32:
@@ -194,7 +194,7 @@ def on_triton() -> bool:
 
 
 def few_rows_on_cuda() -> bool:
-    """Whether products for few rows go to CUDA C++. What may not depend on the number of rows does not."""
+    """Whether operations on few rows go to CUDA C++. What may not depend on the number of rows does not."""
     return current in ("cuda", FASTEST) and not invariant
 
 

@@ -1,9 +1,9 @@
-"""The CUDA C++ operations of csrc/: products for few rows, RMSNorm and the attention of prompts, built on first use.
+"""The CUDA C++ operations of csrc/: what few rows need, RMSNorm and the attention of prompts, built on first use.
 
-Products for few rows are the fastest there are, and "auto" takes them. `kernels="cuda"` means them and the other two,
-and Triton's kernels for everything that has no version in CUDA C++: decode attention, QK-norm with RoPE and KV store,
-SiLU × mul, sampling. Inputs that norms and attention do not take are refused with a KernelError; nothing else is run
-instead.
+Products for few rows, and the attention of few decodes (few_decodes.py) with what stands before it, are the fastest
+there are, and "auto" takes them. `kernels="cuda"` means them and the other two, and Triton's kernels for everything
+that has no version in CUDA C++: the attention of more decodes, SiLU × mul, sampling. Inputs that norms and the
+attention of prompts do not take are refused with a KernelError; nothing else is run instead.
 
 Nothing here waits for the GPU, and all of it can be captured in a CUDA graph.
 """
@@ -23,19 +23,21 @@ from labkit.kernels import build
 if TYPE_CHECKING:
     from labkit.kernels.prefill_attention import Prompts
 
-SOURCES = ("rms_norm.cu", "flash_attention.cu", "few_rows.cu")
+SOURCES = ("rms_norm.cu", "flash_attention.cu", "few_rows.cu", "few_decodes.cu")
 FLAGS = ("-O3", "-std=c++17")
 CAPABILITY = (8, 0)  # the oldest that it runs on: Ampere, with bfloat16 and copies to shared memory on their own
 HOPPER = (9, 0)  # whose own tensor core instructions it uses
 HEAD_DIMS = (64, 128)
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as csrc/rms_norm.cu numbers them
-FEW_ROWS = range(3, 9)  # csrc/few_rows.cu takes 1 to 8; of fewer Triton's kernels are faster
+FEW_ROWS = range(2, 9)  # csrc/few_rows.cu takes 1 to 8; of one Triton's kernels are faster
+MOST_WEIGHTS = 1 << 26  # of a product for few rows; with more cuBLAS is faster
 FLASH_ROWS = 128  # tokens × query heads of a group in a tile; csrc/flash_attention.cu's ROWS
 MAX_WIDTH, MAX_UNALIGNED_WIDTH = 16384, 8192
 POINTER, SIZE, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 FUNCTIONS = {
     "labkit_rms_norm": (*[POINTER] * 4, *[SIZE] * 6, FLOAT, SIZE, POINTER),
     "labkit_few_rows": (*[POINTER] * 6, *[SIZE] * 5, FLOAT, *[SIZE] * 3, POINTER),
+    "labkit_few_decodes": (*[POINTER] * 11, ctypes.POINTER(SIZE), *[SIZE] * 6, FLOAT, SIZE, SIZE, POINTER),
     "labkit_flash_attention": (*[POINTER] * 8, ctypes.POINTER(SIZE), *[SIZE] * 7, POINTER),
 }
 
@@ -76,7 +78,7 @@ def unavailable(
     return library if isinstance(library, str) else None
 
 
-def _call(name: str, device: torch.device, *arguments: object) -> None:
+def call(name: str, device: torch.device, *arguments: object) -> None:
     """Launches on the device's current stream. Raises KernelError if that fails."""
     library = load(torch.cuda.get_device_capability(device))
     if isinstance(library, str):
@@ -124,11 +126,11 @@ def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps: 
         )
     pointers = (x.data_ptr(), None if residual is None else residual.data_ptr(), weight.data_ptr(), out.data_ptr())
     sizes = (out.numel() // width, heads, *steps, width)
-    _call("labkit_rms_norm", x.device, *pointers, *sizes, eps, DTYPES[x.dtype])
+    call("labkit_rms_norm", x.device, *pointers, *sizes, eps, DTYPES[x.dtype])
 
 
 def takes_few_rows(x: Tensor, weight: Tensor, norm: Tensor | None = None) -> bool:
-    """Whether `few_rows` can compute this: FEW_ROWS rows of 16-bit numbers, all at multiples of 16 bytes.
+    """Whether `few_rows` should compute this: FEW_ROWS rows of 16-bit numbers, all at multiples of 16 bytes.
 
     With a norm only bfloat16: x × weight, before it is scaled, may be too large for float16.
     """
@@ -139,6 +141,7 @@ def takes_few_rows(x: Tensor, weight: Tensor, norm: Tensor | None = None) -> boo
     return (
         x.device.type == "cuda"
         and x.shape[0] in FEW_ROWS
+        and weight.numel() <= MOST_WEIGHTS
         and x.dtype == weight.dtype
         and x.dtype in ((torch.float16, torch.bfloat16) if norm is None else (torch.bfloat16,))
         and aligned
@@ -176,7 +179,7 @@ def few_rows(
     steps = (x.stride(0), 0 if residual is None else residual.stride(0))
     early = torch.cuda.get_device_capability(x.device) >= HOPPER
     kinds = (gated, x.dtype == torch.bfloat16, early)
-    _call("labkit_few_rows", x.device, *pointers, *steps, rows, width, outputs, eps, *kinds)
+    call("labkit_few_rows", x.device, *pointers, *steps, rows, width, outputs, eps, *kinds)
     return out
 
 
@@ -213,7 +216,7 @@ def flash_attention(
     steps = (*q.stride()[:2], tables.stride(0), *out.stride()[:2], *k_cache.stride()[:3])
     pointers = [x.data_ptr() for x in (q, k_cache, v_cache, out, tables, prompts.first_rows, prompts.context_lens)]
     sizes = (tiles.shape[1], kv_heads, group, head_dim, block_size, window or 0, q.dtype == torch.bfloat16)
-    _call("labkit_flash_attention", q.device, *pointers, tiles.data_ptr(), (SIZE * len(steps))(*steps), *sizes)
+    call("labkit_flash_attention", q.device, *pointers, tiles.data_ptr(), (SIZE * len(steps))(*steps), *sizes)
     return out
 
 

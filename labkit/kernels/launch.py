@@ -5,8 +5,9 @@
                  launched ▲           ▲ gdc_wait: A has ended, and what it wrote can be read
 
 Each kernel says with `gdc_launch_dependents` that the next one may start, loads what no kernel before it writes (that
-is weights, and nothing else), and calls `gdc_wait` before anything else, above all before its first store. As every
-kernel waits, the end of one means the end of all before it. Kernels of PyTorch may stand between them: they wait too.
+is weights, and what earlier steps have left in the KV cache), and calls `gdc_wait` before anything else, above all
+before its first store. As every kernel waits, the end of one means the end of all before it. Kernels of PyTorch may
+stand between them: they wait too, for all of it.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ X [T, I] and W [O, I] it can be X Wᵀ, or W Xᵀ given back as its transpose. M
 With hundreds of rows W Xᵀ is still ahead by up to a tenth, but its result lies column by column in memory. So there it
 is taken only for who asks for it with `any_layout`.
 
-On a GPU cuBLAS pads a few rows to a larger tile, and leaves the memory idle at both ends of each kernel. `gemv` (up to
-2 rows), `cuda.few_rows` (3 to 8, where it can be built) and `few_rows` (up to 16, else) have their weights on the way
-while the kernel in front still runs; with many weights cuBLAS catches up. Microseconds on an H200, bfloat16, for layers
+On a GPU cuBLAS pads a few rows to a larger tile, and leaves the memory idle at both ends of each kernel. `gemv` (1
+row), `cuda.few_rows` (2 to 8, where it can be built; else `gemv` for 2) and `few_rows` (up to 16) have their weights
+on the way while the kernel in front still runs; with many weights cuBLAS catches up. Microseconds on an H200, bfloat16, for layers
 of Qwen3-0.6B:
 
                                 rows 1                       rows 4                                 rows 8

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from labkit.config import ModelConfig
-from labkit.kernels import attention, backend, linear, norm_linear, qkv_rope, rms_norm, rope, tiles
+from labkit.kernels import attention, backend, few_decodes, linear, norm_linear, qkv_rope, rms_norm, rope, tiles
 from labkit.kernels.attention_batch import AttentionBatch
 from labkit.models.layout import DecoderWeights, LayerWeights
 
@@ -151,7 +151,20 @@ class Decoder:
         v_cache: Tensor,
         window: int | None,
     ) -> Tensor:
-        """The same with everything before attention, and the KV store, in one kernel."""
+        """The same with everything before attention, and the KV store, in one kernel; of few decodes attention too."""
+        if few_decodes.takes_few_decodes(qkv, batch.positions, k_cache, v_cache, batch.attention):
+            return few_decodes.few_decodes(
+                qkv,
+                batch.positions,
+                self.cos_sin,
+                k_cache,
+                v_cache,
+                batch.attention,
+                layer.q_norm,
+                layer.k_norm,
+                self.config.rms_norm_eps,
+                window,
+            )
         q = qkv_rope.norm_rope_store_triton(
             qkv,
             batch.positions,

@@ -6,8 +6,10 @@ compute-sanitizer --tool memcheck --error-exitcode 1 python -m tests.gpu.small_s
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from labkit.kernels import backend, cuda, prefill_attention
+from labkit.kernels import backend, cuda, few_decodes, prefill_attention
+from labkit.kernels.attention_batch import AttentionBatch
 from labkit.kernels.tiles import CUDA_TILE
 from tests.unit.kernels import cross_compile
 
@@ -31,6 +33,18 @@ def cuda_operations(dtype: torch.dtype, head_dim: int) -> None:
     q = torch.randn(90, 6, head_dim, dtype=dtype)
     for window in (None, 20):
         cuda.flash_attention(q, *pool.unbind(0), prompts, window)
+    few_decodes_of(pool, dtype, head_dim)
+
+
+def few_decodes_of(pool: Tensor, dtype: torch.dtype, head_dim: int) -> None:
+    lens = torch.tensor([100, 0, 17], dtype=torch.int32)
+    tables = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [0] * 7, [7, 8, 0, 0, 0, 0, 0]], dtype=torch.int32)
+    batch = AttentionBatch(torch.tensor([99, 0, 8 * 16]), tables, lens, 100)
+    qkv, cos_sin = torch.randn(3, 10 * head_dim, dtype=dtype), torch.randn(100, head_dim)
+    for window, cluster, norm in ((None, 8, None), (20, 1, pool[0, 0, 0, 0])):
+        few_decodes.few_decodes(
+            qkv, (lens - 1).clamp(min=0), cos_sin, *pool.unbind(0), batch, norm, norm, 1e-6, window, cluster
+        )
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from labkit import doctor
 from labkit.errors import KernelError
-from labkit.kernels import backend, build, cuda, linear, norm_linear, prefill_attention, rms_norm
+from labkit.kernels import backend, build, cuda, few_decodes, linear, norm_linear, prefill_attention, rms_norm
+from labkit.kernels.attention_batch import AttentionBatch
 from labkit.kernels.tiles import CUDA_TILE
 from labkit.paths import shipped
 
@@ -62,7 +63,7 @@ def test_the_doctor_says_what_cuda_means_and_why_not(monkeypatch: pytest.MonkeyP
     gpu(monkeypatch, "A100", AMPERE)
     assert dict(doctor._fallbacks(GPU))["kernels cuda"].startswith("refused: no CUDA compiler found")
     monkeypatch.setattr(cuda, "load", lambda capability: None)
-    assert dict(doctor._fallbacks(GPU))["kernels cuda"].startswith("products for few rows, RMSNorm and")
+    assert dict(doctor._fallbacks(GPU))["kernels cuda"].startswith("few rows' operations, RMSNorm and")
 
 
 def test_operations_go_there_when_it_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,11 +116,11 @@ def test_arguments_are_in_the_order_of_the_source(monkeypatch: pytest.MonkeyPatc
         parameters = [" ".join(parameter.split()) for parameter in found[1].split(",")]
         assert len(parameters) == len(types)
         for parameter, given in zip(parameters, types, strict=True):
-            pointer = cuda.ctypes.POINTER(cuda.SIZE) if "int64_t*" in parameter else cuda.POINTER
+            pointer = cuda.ctypes.POINTER(cuda.SIZE) if "int64_t* steps" in parameter else cuda.POINTER
             assert given == (pointer if "*" in parameter else kinds[parameter.split()[0]]), parameter
 
     calls = {}
-    monkeypatch.setattr(cuda, "_call", lambda name, device, *arguments: calls.setdefault(name, arguments))
+    monkeypatch.setattr(cuda, "call", lambda name, device, *arguments: calls.setdefault(name, arguments))
     x = torch.ones(2, 8)
     cuda.add_rms_norm(x, x, x[0], 1e-6)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -128,5 +129,7 @@ def test_arguments_are_in_the_order_of_the_source(monkeypatch: pytest.MonkeyPatc
     tables: Tensor = torch.zeros(1, 2, dtype=torch.int32)
     prompts = prefill_attention.make_prompts(CUDA_TILE, 2, 1, tables, ints, ints)
     cuda.flash_attention(torch.zeros(1, 4, 64, dtype=torch.float16), pool, pool, prompts)
+    decodes, qkv = AttentionBatch(ints.long(), tables, ints, 1), torch.zeros(1, 8 * 64, dtype=torch.float16)
+    few_decodes.few_decodes(qkv, ints, torch.zeros(2, 64), pool, pool, decodes)
     for name, types in cuda.FUNCTIONS.items():
         assert len(calls[name]) == len(types) - 1  # the stream
