@@ -15,8 +15,8 @@ is taken only for who asks for it with `any_layout`.
 
 On a GPU cuBLAS pads a few rows to a larger tile, and leaves the memory idle at both ends of each kernel. `gemv` (1
 row), `cuda.few_rows` (2 to 8, where it can be built; else `gemv` for 2) and `few_rows` (up to 16) have their weights
-on the way while the kernel in front still runs; with many weights cuBLAS catches up. Microseconds on an H200, bfloat16, for layers
-of Qwen3-0.6B:
+on the way while the kernel in front still runs; with many weights cuBLAS catches up. Microseconds on an H200, bfloat16,
+for layers of Qwen3-0.6B:
 
                                 rows 1                       rows 4                                 rows 8
     weights, millions        gemv   cuBLAS     cuda.few_rows   few_rows   cuBLAS      cuda.few_rows   few_rows   cuBLAS

@@ -5,9 +5,10 @@
 
 The definition is these operations one after the other. With one row on a GPU they are a single kernel here (with
 two also, where no CUDA C++ can be built), with two to eight one in csrc/few_rows.cu, which has the addition at the end
-of the product before. Nothing is computed faster by that, but a decode step of one sequence is some hundred kernels, and each begins and ends with a
-microsecond in which the memory has little to do. Every program adds and normalises the whole row again: it has to read
-the row anyway, and 132 multiprocessors do in the same time what one would. Only the first writes the sum down.
+of the product before. Nothing is computed faster by that, but a decode step of one sequence is some hundred kernels,
+and each begins and ends with a microsecond in which the memory has little to do. Every program adds and normalises the
+whole row again: it has to read the row anyway, and 132 multiprocessors do in the same time what one would. Only the
+first writes the sum down.
 
 Letters: T rows, E width, O outputs, F = O/2 of a gated one.
 """
